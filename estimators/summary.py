@@ -142,12 +142,14 @@ def _epochs(summary: TrainingSummary) -> list[list[str]]:
 
 
 def _ranks(summary: TrainingSummary) -> list[list[str]]:
-    rows = [["rank", "reading", "computing", "communicating", "s"]]
+    rank_rows = summary.history[-1].rank_rows if summary.history else ()
+    rows = [["rank", "reading", "computing", "communicating", "s", *(["rows per step"] if rank_rows else [])]]
     for rank, spent in enumerate(summary.rank_seconds):
         parts = (spent.reading, spent.computing, spent.communicating)
         whole = sum(parts)
         shares = [f"{part / whole:.0%}" if whole else "" for part in parts]
-        rows.append([str(rank), *shares, f"{whole:.2f}"])
+        of_step = [str(rank_rows[rank]) if rank < len(rank_rows) else ""] if rank_rows else []
+        rows.append([str(rank), *shares, f"{whole:.2f}", *of_step])
     return rows
 
 

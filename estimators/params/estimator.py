@@ -91,6 +91,7 @@ class SharedArguments(TypedDict, total=False):
     gpusPerWorker: int | None
     threadsPerWorker: int | None
     parallelism: Parallelism | Mapping[str, Any] | None
+    balance: str | None
     shuffle: bool | None
     cache: str | None
     store: Store | str | None
@@ -229,7 +230,32 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 f"{self.minWorkers.doc}."
             ).about("minWorkers", "numWorkers")
         self._check_batch_size()
+        self._check_balance()
         self._check_elastic()
+
+    def _check_balance(self) -> None:
+        if self.getBalance() == "equal":
+            return
+        if self.getParallelism() is not None:
+            raise ParamError(
+                "Param balance is 'speed', and parallelism is set: ranks that share a model also share their rows, or "
+                "wait for each other within a step. Leave one of them out."
+            ).about("balance", "parallelism")
+        if self.getDeterministic():
+            raise ParamError(
+                "Param balance is 'speed', and deterministic is True: the rows of a rank follow its speed, which is "
+                "never the same twice. Leave one of them out."
+            ).about("balance", "deterministic")
+        if self.getSyncBatchNorm() and self.getGpusPerWorker():
+            raise ParamError(
+                "Param balance is 'speed', and syncBatchNorm is True on GPUs: ranks then wait for each other in the "
+                "forward pass, whose time is the measure of their speed. Leave one of them out."
+            ).about("balance", "syncBatchNorm", "gpusPerWorker")
+        if self.getBatchSize() == 1:
+            raise ParamError(
+                "Param balance is 'speed', and a step has one row per rank, which each rank keeps. Use a larger batch: "
+                "its rows are divided more finely, too."
+            ).about("balance", "batchSize", "globalBatchSize")
 
     def _check_batch_size(self) -> None:
         given, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()

@@ -18,6 +18,7 @@ from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import ParamsT, one_of
 from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
+from sparkdl.training.spec import BALANCES
 
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
@@ -95,6 +96,15 @@ class HasRanks(Params):
         field="parallelism",
         more="``shard`` divides weights, gradients and optimizer state of any model; ``tensor`` needs a plan and "
         "``context`` position numbers, see docs/parallelism.md. The product of the sizes is numWorkers.",
+    )
+    balance, getBalance, setBalance = param(
+        one_of(*BALANCES),
+        "how the rows of a step are divided among ranks: equal, or speed for rows in proportion to the measured speed "
+        "of each rank",
+        default="equal",
+        field="balance",
+        more="With ``speed``, a fit does not repeat to the bit, and faster ranks need memory for more rows. The "
+        "history has the rows of each rank as ``rank_rows``. See docs/elastic.md.",
     )
     transport, getTransport, setTransport = param(
         one_of(*TRANSPORTS),

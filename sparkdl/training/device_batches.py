@@ -53,6 +53,11 @@ def batches_for(
     return _on_gpu(device, batches) if ahead else _one_by_one(device, batches)
 
 
+def most_batches_ahead(device: torch.device, *, ahead: bool = True) -> int:
+    """Return how many batches :func:`batches_for` may have taken beyond those that it has returned."""
+    return _MAX_BATCHES_AHEAD + 1 if device.type == "cuda" and ahead else 0
+
+
 def _one_by_one(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
     with closing(batches):
         for batch in batches:

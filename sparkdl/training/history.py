@@ -101,6 +101,8 @@ class EpochRecord:
         validation_s: seconds that the validation took, in addition to ``seconds``, on average over the ranks; None
             without validation.
         rank_seconds: how each rank spent its time in the training.
+        rank_rows: number of rows of each rank in a full step at the end of the epoch, if rows are divided by the speed
+            of the ranks; empty otherwise.
     """
 
     epoch: int
@@ -113,12 +115,14 @@ class EpochRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     validation_s: float | None = field(default=None, metadata=_LOGGED)
     rank_seconds: tuple[RankSeconds, ...]
+    rank_rows: tuple[int, ...] = ()
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> EpochRecord:
         """Restore a record from the dict that :func:`dataclasses.asdict` made of it, also after a JSON round trip."""
         ranks = tuple(RankSeconds(**seconds) for seconds in content["rank_seconds"])
-        return cls(**{**content, "rank_seconds": ranks})
+        rows = tuple(content.get("rank_rows", ()))
+        return cls(**{**content, "rank_seconds": ranks, "rank_rows": rows})
 
     @property
     def values(self) -> dict[str, float]:
@@ -180,7 +184,7 @@ class EpochMeter:
         self._epoch = epoch
         self._communicator = communicator
         self.metrics = metrics or EpochMetrics({}, device)
-        self._blocked_before_s = _blocked_s(communicator)
+        self._blocked_before_s = blocked_s(communicator)
         self._loss = LossSum(device)
         self._rows = 0
         self._shared = np.zeros(3)
@@ -237,7 +241,7 @@ class EpochMeter:
             "weight": self._loss.weight,
             "rows": self._rows,
             "waited_s": self._waited_s,
-            "blocked_s": _blocked_s(self._communicator) - self._blocked_before_s,
+            "blocked_s": blocked_s(self._communicator) - self._blocked_before_s,
             "elapsed_s": time.perf_counter() - self._started,
             "metrics": [self.metrics.state_dict()],
             "shared": self._shared.tolist(),
@@ -248,33 +252,34 @@ class EpochMeter:
         self._loss.load(state["loss_sum"], state["weight"])
         self._rows = int(state["rows"])
         self._waited_s = state["waited_s"]
-        self._blocked_before_s = _blocked_s(self._communicator) - state["blocked_s"]
+        self._blocked_before_s = blocked_s(self._communicator) - state["blocked_s"]
         self._started = time.perf_counter() - state["elapsed_s"]
         self._shared = np.array(state["shared"])
         self.metrics.load_state_dicts(state["metrics"])
 
-    def close(self, *, learning_rate: float) -> EpochRecord:
+    def close(self, *, learning_rate: float, rank_rows: Sequence[int] = ()) -> EpochRecord:
         """Return the record of the epoch over all ranks. Collective: every rank calls it.
 
         It takes one allreduce, and the exchange of states that metrics need.
 
         Args:
             learning_rate: learning rate to put into the record.
+            rank_rows: rows of the ranks to put into the record.
         """
         loss_of_rank = float(self._loss.total)  # waits for the device
         elapsed = time.perf_counter() - self._started
         # Each rank fills entries of its own, so that the sum holds the times of all ranks.
         world_size, rank = self._communicator.world_size, self._communicator.rank
         times = [0.0] * (3 * world_size)
-        blocked_s = _blocked_s(self._communicator) - self._blocked_before_s
-        times[3 * rank : 3 * rank + 3] = [self._waited_s, blocked_s, elapsed]
+        blocked = blocked_s(self._communicator) - self._blocked_before_s
+        times[3 * rank : 3 * rank + 3] = [self._waited_s, blocked, elapsed]
         metrics, totals = self.metrics.close(
             self._communicator, loss_of_rank, self._loss.weight, self._rows, *times
         )
         loss_sum, weight, rows, *times = totals
         shared_loss, shared_weight, shared_rows = self._shared.tolist()
         loss_sum, weight, rows = loss_sum + shared_loss, weight + shared_weight, rows + shared_rows
-        waited, blocked, elapsed_of_ranks = times[::3], times[1::3], times[2::3]
+        waited, blocked_of_ranks, elapsed_of_ranks = times[::3], times[1::3], times[2::3]
         duration = max(elapsed_of_ranks)
         return EpochRecord(
             epoch=self._epoch,
@@ -287,13 +292,14 @@ class EpochMeter:
             metrics=metrics,
             rank_seconds=tuple(
                 RankSeconds(reading=read, communicating=sent, computing=max(0.0, whole - read - sent))
-                for read, sent, whole in zip(waited, blocked, elapsed_of_ranks, strict=True)
+                for read, sent, whole in zip(waited, blocked_of_ranks, elapsed_of_ranks, strict=True)
             ),
+            rank_rows=tuple(rank_rows),
         )
 
 
-def _blocked_s(communicator: Communicator) -> float:
-    """Seconds that the process has been blocked in communication so far; 0 with one rank."""
+def blocked_s(communicator: Communicator) -> float:
+    """Return the seconds that the process has been blocked in communication so far; 0 with one rank."""
     if communicator.world_size == 1:
         return 0.0
     return sum(operation.exposed_s for operation in communicator.report().operations)

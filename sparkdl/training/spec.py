@@ -117,6 +117,9 @@ class TrainingSpec:
     batch_size: int
     """Number of rows per rank and step."""
 
+    balance: str = field(default="equal", metadata=FREE)
+    """How the rows of a step are divided among ranks: ``"equal"``, or by their measured ``"speed"``."""
+
     epochs: int = field(metadata=FREE)
     """Total number of epochs of the fit."""
 
@@ -204,6 +207,8 @@ DRAWN = "drawn"
 """Value of ``initial_weights`` for weights that are drawn with the seed."""
 
 MODES = ("min", "max")
+
+BALANCES = ("equal", "speed")
 
 
 @dataclass(frozen=True, kw_only=True)

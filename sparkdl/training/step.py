@@ -23,7 +23,7 @@ from sparkdl.training.checkpoint.state import buffers_kept
 from sparkdl.training.objective import Batch, Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sparkdl.collective import Communicator
     from sparkdl.training.distribution import ModelDistribution
@@ -122,6 +122,10 @@ class TrainingStep:
     before the backward pass, a loss that is a sum by ``w * P``. If ``W`` depends on batch contents, it is predicted
     from the last update, and the gradients are corrected after the last batch of the update. The gradients of a loss
     that is a sum are corrected there too, because in float16 a gradient must not grow with the number of rows.
+
+    Attributes:
+        on_loss: function that is called when the loss of a batch is computed, before the backward pass; with a
+            pipeline, after it.
     """
 
     def __init__(
@@ -148,6 +152,7 @@ class TrainingStep:
         """Predicted weight per row; the same on every rank."""
         self._next_weight_per_row = 1.0
         self.last_batch: Batch | None = None
+        self.on_loss: Callable[[], None] = lambda: None
 
     def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
         """Compute the gradients of one step together with all other ranks.
@@ -173,7 +178,7 @@ class TrainingStep:
                     self.objective,
                     batch,
                     scaled=partial(self._scaled, rows_of_update=self._plan.rows_of_update(step)),
-                    check=lambda mean: self._finite.observe(mean, batch, epoch=epoch, step=step),
+                    check=partial(self._observe, batch=batch, epoch=epoch, step=step),
                 )
                 term = evaluation.term
                 weight = term.weight if self._distribution.counts_rows else 0.0
@@ -217,6 +222,10 @@ class TrainingStep:
             TrainingError: if a loss was not finite.
         """
         self._finite.compare_records(epoch=epoch, step=step, steps=step)
+
+    def _observe(self, loss_mean: Tensor, *, batch: Batch, epoch: int, step: int) -> None:
+        self.on_loss()
+        self._finite.observe(loss_mean, batch, epoch=epoch, step=step)
 
     def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
         """The loss, scaled so that the gradients of all batches and ranks add up to those of the update."""

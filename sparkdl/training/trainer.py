@@ -19,11 +19,17 @@ from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
 from sparkdl.random_state import refuse_what_varies, seed_rank
 from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
+from sparkdl.training.balance import RowBalance
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.state import FitState
-from sparkdl.training.device_batches import batches_for, read_timeout_s, single_rows_allowed
+from sparkdl.training.device_batches import (
+    batches_for,
+    most_batches_ahead,
+    read_timeout_s,
+    single_rows_allowed,
+)
 from sparkdl.training.distribution import DividedModel, ModelDistribution, Replicas
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
@@ -208,6 +214,7 @@ class Trainer:
         learning_rate: learning rate of the optimizer.
         update: applies gradients to the weights.
         step: applies a batch to the module.
+        balance: divides the rows of a step by the speed of the ranks; None if they are divided equally.
         replicas: compares the weights of the ranks; None without replicas, or if they are not to be compared.
         validation: evaluates the module on the validation rows; None without validation.
         control: callbacks, early stopping and the best weights.
@@ -273,6 +280,7 @@ class Trainer:
             communicator=communicator,
             device=self.device,
         )
+        self.balance = self._open_balance()
         self.replicas = self.distribution.replica_check(optimizer) if spec.compare_replicas else None
         self.validation = self._open_validation(dataset, resources, on_step)
         self.control = FitControl(
@@ -336,7 +344,8 @@ class Trainer:
         self.control.begin_epoch(epoch)
         self._run_steps(epoch, meter)
         with self._error_context("the end of the training", epoch):
-            record = meter.close(learning_rate=self.learning_rate.last)
+            rank_rows = () if self.balance is None else self.balance.rows
+            record = meter.close(learning_rate=self.learning_rate.last, rank_rows=rank_rows)
         if self.validation is not None:
             self.on_position(f"the validation of epoch {epoch}")
             with self._error_context("validation", epoch):
@@ -372,6 +381,8 @@ class Trainer:
         epoch, step = position.epoch, position.step
         text = position.text()
         self.on_position(text)
+        if self.balance is not None:
+            self.balance.begin_step()
         with error_context("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
@@ -388,6 +399,9 @@ class Trainer:
         self.checkpoints.after_step(epoch, step, meter)
         if self.handover is not None and self.plan.is_last_of_update(step) and step < self.plan.num_steps:
             self.handover.leave_if_asked()
+        if self.balance is not None:
+            following = step - self.plan.steps_before
+            self.balance.end_step(result.rows, epoch=epoch, step=step, following=following)
 
     def _update(self, epoch: int, step: int, meter: EpochMeter) -> None:
         """Update the weights; in an elastic launch, once all ranks can."""
@@ -414,6 +428,8 @@ class Trainer:
         with closing(batches_for(self.device, prepared, ahead=not objective.draws)) as batches:
             for step, batch in enumerate(meter.time_waits(batches), start=first.step):
                 self.run_step(first._replace(step=step), batch, meter)
+        if self.balance is not None:
+            self.balance.time.pause()
 
     def _resume(self) -> int:
         """Restore the checkpoint that was chosen, if any, and return the epoch to continue with."""
@@ -436,6 +452,14 @@ class Trainer:
 
     def _error_context(self, what: str, epoch: int) -> AbstractContextManager[None]:
         return error_context(what, rank=self.communicator.rank, where=f"epoch {epoch}")
+
+    def _open_balance(self) -> RowBalance | None:
+        if self.spec.balance == "equal" or not 1 < self.communicator.world_size <= self.plan.rows_of_step(1):
+            return None
+        ahead = most_batches_ahead(self.device, ahead=not self.step.objective.draws)
+        balance = RowBalance(self.feed, self.communicator, self.device, batches_ahead=ahead)
+        self.step.on_loss = balance.time.end_forward
+        return balance
 
     def _open_validation(
         self, dataset: ParquetDataset, resources: ExitStack, on_step: Callable[[], None]

@@ -259,6 +259,18 @@ def test_ranks_join_while_a_fit_runs_and_every_row_still_counts_once(dataset, tm
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
+def test_a_rank_that_is_lost_or_joins_leaves_rows_divided_by_speed_exact(dataset, tmp_path):
+    """Each world begins with equal rows; steps are long enough for changes within worlds."""
+    spec = slow_spec(tmp_path, epochs=4, balance="speed")
+    expected = train_in_one_process(slow_spec(tmp_path, epochs=4), dataset, PLANNED)
+    fit = Fit(kill_in_turn(1), tmp_path, PLANNED + 1)
+    module, outcome = fit.run(tmp_path / "fit", spec, dataset)
+    assert len(fit.pids) == PLANNED + 1
+    assert all(NUM_ROWS - PLANNED * 24 <= record.rows <= NUM_ROWS for record in outcome.history)
+    assert sum(outcome.history[-1].rank_rows) == PLANNED * 8
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
 def test_batches_of_ranks_keep_their_size_whoever_is_there(dataset, tmp_path):
     num_steps = set()
 

@@ -1,3 +1,5 @@
+"""Which rows the ranks of a training have: they count them together, and divide them equally or by their speed."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -9,8 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import scan_dataset
+from sparkdl.training.spec import CheckpointPlan
 from tests.run_ranks import run_ranks
 from tests.training.scenes.feed_scenes import fail_to_count, read_filtered
+from tests.training.scenes.training_scenes import (
+    assert_same_weights,
+    make_spec,
+    train_all,
+    write_dataset,
+)
+from tests.training.scenes.unequal_ranks import SlowModel, fit_with_equal_rows_and_by_speed, share_reached
+
+SECONDS_PER_ROW = (0.002, 0.004)
 
 
 @pytest.fixture
@@ -51,3 +63,33 @@ def test_every_rank_reports_why_one_could_not_count_in_time(
     assert (waiting, counting) == (kind, kind)
     assert words in said
     assert told.endswith(f"could not be counted on rank 1: {said}")
+
+
+def test_rows_follow_the_speed_of_the_ranks_and_the_weights_are_those_of_equal_rows(tmp_path: Path) -> None:
+    """The slower one of two ranks is left a third of the rows; row weights do not depend on who has a row."""
+    dataset = write_dataset(tmp_path / "data", 1000, rows_per_group=50)
+    spec = make_spec(batch_size=24, epochs=3, weight="w", accumulated_batches=2)
+    slow = replace(spec, model=SlowModel(SECONDS_PER_ROW), balance="speed")
+    checkpoints = replace(
+        slow, checkpoints=CheckpointPlan(url=str(tmp_path / "fit"), every_updates=5, num_kept=99)
+    )
+    outcomes = run_ranks(2, train_all, [(checkpoints, dataset), (spec, dataset)])
+    (balanced, equal), (of_other, _) = outcomes
+    assert [record.rows for record in balanced.history] == [1000] * 3
+    assert [record.rank_rows for record in equal.history] == [()] * 3
+    for record in balanced.history:
+        assert sum(record.rank_rows) == 48
+    assert 28 <= balanced.history[-1].rank_rows[0] <= 36, "32 in proportion to the speeds"
+    assert of_other.history == balanced.history
+    named = {name.removeprefix("body."): value for name, value in balanced.weights.items()}
+    assert_same_weights(named, equal.weights, atol=1e-5)
+    for one, other in zip(balanced.history, equal.history, strict=True):
+        assert one.loss == pytest.approx(other.loss, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_which_one_has_half_the_speed_reach_nine_tenths_of_what_they_can(tmp_path: Path) -> None:
+    """With equal rows the faster one waits, and they reach two thirds."""
+    equal, by_speed = fit_with_equal_rows_and_by_speed(tmp_path / "data", "speed")
+    assert share_reached(equal) < 0.7
+    assert share_reached(by_speed) > 0.9

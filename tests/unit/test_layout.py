@@ -48,7 +48,7 @@ LAYERS = {
     "checkpoint": "training_state | writer, tensors | commit_place | parts, held, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
-    "training": "remote, trainer, callbacks | stages, step | validation, checkpoint, history | "
+    "training": "remote, trainer, callbacks | balance, stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
     "launch": "programs, run | local_launch, ranks, elastic, spark_job | supervision, collect, failures, stage, task, "
     "forkserver | hangs, rank | restarts, slots | wire",

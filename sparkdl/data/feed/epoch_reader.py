@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.row_choice import count_rows
@@ -53,6 +53,14 @@ class ReadingOptions:
     cache: str | None
     cache_limit_bytes: int
     cache_folder: str | None
+
+    def shared_by(self, num_streams: int) -> ReadingOptions:
+        """Return the options of each of several streams that share the threads, at least one each, and the bytes."""
+        return replace(
+            self,
+            num_threads=max(1, self.num_threads // num_streams),
+            read_ahead_bytes=max(1, self.read_ahead_bytes // num_streams),
+        )
 
 
 class EpochReader:
@@ -123,20 +131,27 @@ class EpochReader:
         return counts
 
     def blocks(
-        self, part: EpochSlice, rank: int, row_counts: Sequence[int], stack: ExitStack
+        self,
+        part: EpochSlice,
+        rank: int,
+        row_counts: Sequence[int],
+        stack: ExitStack,
+        *,
+        num_streams: int = 1,
     ) -> Iterator[Block]:
         """Start to read a rank's rows in a slice of an epoch, and return their blocks in training order.
 
-        Closing ``stack`` stops the reading.
+        Closing ``stack`` stops the reading. Of threads and ``read_ahead_bytes`` it takes one part of ``num_streams``.
         """
         plan, shard = part.plan, part.plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
         taken = min(taken_by(rank, part.num_taken), num_rows)
-        buffer_rows = self._options.buffer_rows
+        options = self._options.shared_by(num_streams)
+        buffer_rows = options.buffer_rows
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:
             return iter(())
-        reader = self._open(unread, row_counts)
+        reader = self._open(unread, row_counts, options)
         self._readers.add(reader)
         stack.callback(self._readers.discard, reader)
         if not buffer_rows:
@@ -145,7 +160,7 @@ class EpochReader:
         order = plan.order(rank, num_rows, buffer_rows)
         shuffled = shuffled_blocks(iter(reader), self._layout, order, taken)
         block_bytes = max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
-        num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, self._options.read_ahead_bytes // 4 // block_bytes))
+        num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, options.read_ahead_bytes // 4 // block_bytes))
         ahead = ReadAhead(shuffled, num_ahead, "sparkdl-shuffler")
         self._shufflers.add(ahead)
         stack.callback(self._shufflers.discard, ahead)
@@ -163,8 +178,9 @@ class EpochReader:
         if self._cache is not None:
             self._cache.close()
 
-    def _open(self, shard: list[RowGroupPart], row_counts: Sequence[int]) -> ShardReader:
-        options = self._options
+    def _open(
+        self, shard: list[RowGroupPart], row_counts: Sequence[int], options: ReadingOptions
+    ) -> ShardReader:
         shuffles = options.buffer_rows > 0
         return ShardReader(
             self._dataset,

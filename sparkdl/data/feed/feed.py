@@ -33,10 +33,11 @@ from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from types import TracebackType
 
     from sparkdl.collective import Communicator
+    from sparkdl.data.dataset.blocks import Block
     from sparkdl.data.dataset.dataset import Column, ParquetDataset, Preparation
     from sparkdl.data.feed.sources import Source
 
@@ -315,24 +316,39 @@ class ParquetFeed:
             DataError: if a file cannot be read, or differs from the description of the dataset; the message names
                 file and row group.
         """
+        with ExitStack() as stack:
+            yield from self.start_epoch(epoch, stack)
+
+    def start_epoch(
+        self, epoch: int, stack: ExitStack, *, num_streams: int = 1
+    ) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Start to read an epoch ahead, and return the batches that :meth:`epoch` yields; closing ``stack`` ends it.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            stack: exit stack.
+            num_streams: number of epochs that are read at once and share the threads and ``read_ahead_bytes``.
+        """
         check_counts(least=0, epoch=epoch)
         if self._reader.is_closed:
             raise ParamError("The feed is closed; make a new one.")
         epoch = int(epoch)
-        steps = self.steps_in(epoch)
         self._epoch, self._given = epoch, 0
-        with ExitStack() as stack:
+        started = time.perf_counter()
+        part = self._schedule.slice_of(epoch)
+        blocks = self._reader.blocks(part, self._rank, self._row_counts, stack, num_streams=num_streams)
+        self._reader.waited_s += time.perf_counter() - started
+        return self._batches(epoch, cut_batches(blocks, self._batch_size))
+
+    def _batches(self, epoch: int, batches: Iterator[Block]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        nothing = self._layout.allocate(0)
+        for step in range(self.steps_in(epoch)):
             started = time.perf_counter()
-            blocks = self._reader.blocks(self._schedule.slice_of(epoch), self._rank, self._row_counts, stack)
-            batches = cut_batches(blocks, self._batch_size)
-            nothing = self._layout.allocate(0)
-            for step in range(steps):
-                batch = self._layout.unpack(next(batches, nothing))
-                # Before the batch is yielded: a state taken while the batch is in use counts it as used.
-                self._epoch, self._given = epoch, step + 1
-                self._reader.waited_s += time.perf_counter() - started
-                yield batch
-                started = time.perf_counter()
+            batch = self._layout.unpack(next(batches, nothing))
+            # Before the batch is yielded: a state taken while the batch is in use counts it as used.
+            self._epoch, self._given = epoch, step + 1
+            self._reader.waited_s += time.perf_counter() - started
+            yield batch
         self._epoch, self._given = epoch + 1, 0
 
     def state(self, given: int | None = None, epoch: int | None = None) -> dict[str, Any]:

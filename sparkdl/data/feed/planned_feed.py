@@ -2,7 +2,8 @@
 
 The order of the rows, and which of them form a step, depend on the number of ranks. Training that continues on another
 number of ranks therefore keeps the plan of the ranks that it began with: the batches that these *planned ranks* have in
-a step are concatenated and cut into equal parts for the actual ranks.
+a step are concatenated and cut into parts for the actual ranks. The parts are equal, or follow the *shares* of the
+ranks, which may change from one step to the next.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.checks import check_counts, check_rank
@@ -18,7 +20,7 @@ from sparkdl.data.feed.row_stream import Batch, join_batches, num_rows, slice_ba
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from sparkdl.data.feed.sources import Source
@@ -45,19 +47,39 @@ class BatchPart:
         return range(num_rows * self.start // self.of, num_rows * self.stop // self.of)
 
 
-def parts_of_rank(rank: int, world_size: int, planned_ranks: int) -> list[BatchPart]:
-    """Return the parts that a rank takes of the planned ranks' batches, which are shared equally and in order."""
-    # Each of planned_ranks batches has world_size units, and each of world_size ranks takes planned_ranks units.
-    first, last = rank * planned_ranks, (rank + 1) * planned_ranks
+def parts_of_ranks(shares: Sequence[int], planned_ranks: int) -> list[list[BatchPart]]:
+    """Return the parts that each rank takes of the planned ranks' batches, in order and in proportion to its share."""
+    # Each of planned_ranks batches has as many units as there are shares, so that every border falls on a unit.
+    units = sum(shares)
     return [
-        BatchPart(
-            planned,
-            max(first - planned * world_size, 0),
-            min(last - planned * world_size, world_size),
-            world_size,
-        )
-        for planned in range(first // world_size, -(-last // world_size))
+        [
+            BatchPart(planned, max(first - planned * units, 0), min(last - planned * units, units), units)
+            for planned in range(first // units, -(-last // units))
+        ]
+        for first, last in pairwise(planned_ranks * share for share in accumulate(shares, initial=0))
     ]
+
+
+@dataclass(frozen=True)
+class _Division:
+    """The parts of all ranks from a step on.
+
+    Attributes:
+        start: epoch and step, from 0; a step that the epoch does not have stands for the first one of the next epoch.
+        parts_of_ranks: parts that each rank takes of the planned ranks' batches.
+    """
+
+    start: tuple[int, int]
+    parts_of_ranks: list[list[BatchPart]]
+
+
+@dataclass
+class _Stream:
+    """The batches of a planned rank from a step on, and the exit stack that ends their reading."""
+
+    start: int
+    batches: Iterator[Batch]
+    resources: ExitStack
 
 
 class PlannedFeed:
@@ -66,6 +88,7 @@ class PlannedFeed:
     In each step, all ranks together have the rows that ``planned_ranks`` feeds with ``batch_size`` have. With fewer
     ranks than planned, batches are larger in proportion; with more, they are smaller, and some have no rows if a step
     has fewer rows than there are ranks. On the planned number of ranks, batches are those of a :class:`ParquetFeed`.
+    :meth:`divide` gives the ranks unequal parts.
 
     A rank reads all rows of the planned ranks of whose batches it takes a part. It has a shuffle buffer of the planned
     size for each of them, and divides its threads and ``read_ahead_bytes`` among them.
@@ -103,29 +126,28 @@ class PlannedFeed:
             read_ahead_bytes=read_ahead_bytes,
         )
         check_rank(rank, world_size)
-        self._rank = int(rank)
-        self._parts_of_ranks = [
-            parts_of_rank(number, int(world_size), int(planned_ranks)) for number in range(world_size)
-        ]
-        parts = self._parts_of_ranks[rank]
-        first = ParquetFeed(
+        self._rank, self._planned_ranks = int(rank), int(planned_ranks)
+        parts = parts_of_ranks([1] * int(world_size), self._planned_ranks)
+        self._divisions: tuple[_Division, ...] = (_Division((0, 0), parts),)
+        self._feed = ParquetFeed(
             source,
-            rank=parts[0].planned_rank,
+            rank=parts[self._rank][0].planned_rank,
             world_size=planned_ranks,
-            num_threads=max(1, num_threads // len(parts)),
-            read_ahead_bytes=max(1, read_ahead_bytes // len(parts)),
+            num_threads=num_threads,
+            read_ahead_bytes=read_ahead_bytes,
             **options,
         )
-        self._feeds = [first, *(first.twin(part.planned_rank) for part in parts[1:])]
+        self._next = (0, 0)
+        """Epoch and step of the next batch."""
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of batches of every whole epoch, the same on all ranks."""
-        return self._feeds[0].steps_per_epoch
+        return self._feed.steps_per_epoch
 
     def steps_in(self, epoch: int) -> int:
         """Return how many batches :meth:`epoch` yields: fewer than ``steps_per_epoch`` if the epoch was resumed."""
-        return self._feeds[0].steps_in(epoch)
+        return self._feed.steps_in(epoch)
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
         """Return how many rows each rank has in a step.
@@ -134,11 +156,33 @@ class PlannedFeed:
             step: number of the step, from 0, among those of :meth:`epoch`.
             epoch: number of the epoch; None for a whole epoch.
         """
-        planned = self._feeds[0].rows_in_step(step, epoch)
+        planned = self._feed.rows_in_step(step, epoch)
+        division = self._divisions[-1] if epoch is None else self._division_at(epoch, step)
         return [
             sum(len(part.rows(planned[part.planned_rank])) for part in parts)
-            for parts in self._parts_of_ranks
+            for parts in division.parts_of_ranks
         ]
+
+    def divide(self, shares: Sequence[int], *, epoch: int, step: int) -> None:
+        """Divide the rows of the steps from a later one on in proportion to shares of the ranks.
+
+        All ranks have to call it with the same arguments before any of them takes the batch of that step. Rows of
+        further planned ranks are read ahead from the next batch on.
+
+        Args:
+            shares: share of each rank, at least 1. If they add up to the rows of a full step, they are the rows of the
+                ranks.
+            epoch: number of the epoch, from 0.
+            step: number of the step, from 0, among those of :meth:`epoch`; a number that the epoch does not have stands
+                for the first step of the next epoch. If an earlier call has named a later step, it is that one.
+        """
+        start = max((epoch, step), self._divisions[-1].start)
+        assert start >= self._next, f"the batch of {start} is taken, the next one is that of {self._next}"
+        earlier = (division for division in self._divisions if division.start < start)
+        self._divisions = (*earlier, _Division(start, parts_of_ranks(shares, self._planned_ranks)))
+
+    def _division_at(self, epoch: int, step: int) -> _Division:
+        return next(division for division in reversed(self._divisions) if division.start <= (epoch, step))
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
         """Yield the batches of an epoch, or the rest of a resumed one, as :meth:`ParquetFeed.epoch` does.
@@ -146,13 +190,49 @@ class PlannedFeed:
         Raises:
             DataError: as :meth:`ParquetFeed.epoch` raises.
         """
-        parts = self._parts_of_ranks[self._rank]
-        with ExitStack() as stack:
-            streams = [stack.enter_context(closing(feed.epoch(epoch))) for feed in self._feeds]
-            for batches in zip(*streams, strict=True):
-                yield join_batches(
-                    [_part_of(batch, part) for batch, part in zip(batches, parts, strict=True)]
+        self._next = epoch, 0
+        streams: dict[int, _Stream] = {}
+        divisions: tuple[_Division, ...] = ()
+        with ExitStack() as resources:
+            for step in range(self.steps_in(epoch)):
+                division = self._division_at(epoch, step)
+                if self._divisions is not divisions or division.start == (epoch, step):
+                    divisions = self._divisions
+                    self._change_streams(streams, resources, epoch, step)
+                batch = join_batches(
+                    [
+                        _part_of(next(streams[part.planned_rank].batches), part)
+                        for part in division.parts_of_ranks[self._rank]
+                    ]
                 )
+                self._next = epoch, step + 1
+                yield batch
+        self._next = epoch + 1, 0
+
+    def _change_streams(
+        self, streams: dict[int, _Stream], resources: ExitStack, epoch: int, step: int
+    ) -> None:
+        """Open the streams that this rank needs in this step or a later one, and close those that it does not."""
+        upcoming = (
+            division
+            for division in self._divisions
+            if (epoch, step) < division.start < (epoch, self.steps_in(epoch))
+        )
+        starts: dict[int, int] = {}
+        for division in (self._division_at(epoch, step), *upcoming):
+            for part in division.parts_of_ranks[self._rank]:
+                starts.setdefault(part.planned_rank, max(division.start, (epoch, step))[1])
+        for planned, stream in list(streams.items()):
+            # One that is needed again, but not now, would have to take the batches in between.
+            if starts.get(planned) not in (step, stream.start):
+                streams.pop(planned).resources.close()
+        for planned, start in starts.items():
+            if planned not in streams:
+                feed = self._feed.twin(planned)
+                feed.resume(self._feed.state(start, epoch))
+                stack = resources.enter_context(ExitStack())
+                batches = feed.start_epoch(epoch, stack, num_streams=len(starts))
+                streams[planned] = _Stream(start, batches, stack)
 
     def batch_before(self, epoch: int, step: int) -> tuple[int, Batch]:
         """Return the last step before ``step`` in which this rank had rows, and the batch of this rank in that step.
@@ -168,10 +248,10 @@ class PlannedFeed:
         while before >= 0 and not self.rows_in_step(before)[self._rank]:
             before -= 1
         earlier = copy(self)
-        earlier._feeds = [feed.twin() for feed in self._feeds]
-        source = earlier if before >= 0 else earlier._feeds[0]  # a planned rank has rows in its first step
-        for feed in earlier._feeds:
-            feed.seek(epoch, max(before, 0))
+        earlier._feed = self._feed.twin()
+        earlier._feed.seek(epoch, max(before, 0))
+        earlier._divisions = (_Division((0, 0), self._divisions[-1].parts_of_ranks),)
+        source = earlier if before >= 0 else earlier._feed  # a planned rank has rows in its first step
         with closing(source.epoch(epoch)) as batches:
             return max(before, 0), next(batches)
 
@@ -182,7 +262,8 @@ class PlannedFeed:
             given: number of batches that count as used, as for :meth:`ParquetFeed.state`.
             epoch: number of the epoch of these batches, as for :meth:`ParquetFeed.state`.
         """
-        return self._feeds[0].state(given, epoch)
+        in_epoch, taken = self._next
+        return self._feed.state(taken if given is None else given, in_epoch if epoch is None else epoch)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of ranks with the same plan; each step has the rows that it would have had there.
@@ -193,12 +274,12 @@ class PlannedFeed:
             ParamError: if it is not a state of a feed.
             DataError: as :meth:`ParquetFeed.resume` raises.
         """
-        for feed in self._feeds:
-            feed.resume(state)
+        self._feed.resume(state)
+        self._next = int(state["epoch"]), 0
 
     def close(self) -> None:
         """Stop all threads, as :meth:`ParquetFeed.close` does."""
-        self._feeds[0].close()  # the other feeds share its reader
+        self._feed.close()  # all streams have its reader
 
     def __enter__(self) -> PlannedFeed:
         return self

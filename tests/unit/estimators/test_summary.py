@@ -62,6 +62,15 @@ def test_a_summary_is_printed_as_a_table():
     )
 
 
+def test_summary_of_a_fit_that_follows_the_speed_of_the_ranks_shows_their_last_rows():
+    history = (record(1, rank_rows=(32, 32)), record(2, rank_rows=(43, 21)))
+    assert str(TrainingSummary(history=history)).endswith(
+        "rank  reading  computing  communicating     s  rows per step\n"
+        "   0      17%        67%            17%  3.00             43\n"
+        "   1      50%        50%             0%  2.00             21"
+    )
+
+
 def test_values_of_the_models_epoch_are_described_before_those_of_the_last():
     history = (record(1, metrics={"val_x": 0.75}), record(2, metrics={"val_x": 0.5}))
     best = TrainingSummary(history=history, model_epoch=1)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, RowFilter
-from sparkdl.data.feed.planned_feed import parts_of_rank
+from sparkdl.data.feed.planned_feed import parts_of_ranks
 from sparkdl.errors import ParamError
 from tests.unit.data.feed.test_resume import buffers, dataset_of, layouts, take_steps
 
@@ -67,24 +67,97 @@ def test_step_has_the_rows_of_the_planned_ranks_after_any_changes_of_ranks(
 
 @settings(deadline=None)
 @given(
-    world_size=st.integers(1, 12),
+    shares=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     planned_ranks=st.integers(1, 12),
     rows=st.lists(st.integers(0, 40), min_size=12),
 )
-def test_rows_of_a_planned_batch_are_divided_evenly_and_without_overlap(
-    world_size: int, planned_ranks: int, rows: list[int]
+def test_rows_of_a_planned_batch_are_divided_by_shares_and_without_overlap(
+    shares: list[int], planned_ranks: int, rows: list[int]
 ) -> None:
-    parts_of_ranks = [parts_of_rank(rank, world_size, planned_ranks) for rank in range(world_size)]
+    parts = parts_of_ranks(shares, planned_ranks)
     taken = [
         (part.planned_rank, row)
-        for parts in parts_of_ranks
-        for part in parts
+        for of_rank in parts
+        for part in of_rank
         for row in part.rows(rows[part.planned_rank])
     ]
     assert taken == [(planned, row) for planned in range(planned_ranks) for row in range(rows[planned])]
-    for parts in parts_of_ranks:
-        of_full_batches = sum(len(part.rows(1200)) for part in parts)
-        assert of_full_batches == pytest.approx(1200 * planned_ranks / world_size, abs=2)
+    for share, of_rank in zip(shares, parts, strict=True):
+        of_full_batches = sum(len(part.rows(1200)) for part in of_rank)
+        assert of_full_batches == pytest.approx(1200 * planned_ranks * share / sum(shares), abs=2)
+
+
+@given(planned_ranks=st.integers(1, 5), batch_size=st.integers(1, 9), data=st.data())
+def test_shares_that_add_up_to_the_rows_of_a_step_are_the_rows_of_the_ranks(
+    planned_ranks: int, batch_size: int, data: st.DataObject
+) -> None:
+    borders = data.draw(st.sets(st.integers(1, planned_ranks * batch_size)))
+    shares = np.diff(sorted({0, planned_ranks * batch_size, *borders})).tolist()
+    parts = parts_of_ranks(shares, planned_ranks)
+    assert [sum(len(part.rows(batch_size)) for part in of_rank) for of_rank in parts] == shares
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    row_counts=layouts,
+    planned_ranks=st.integers(1, 5),
+    batch_size=st.integers(1, 6),
+    buffer_rows=buffers,
+    resumed_after=st.integers(0, 4),
+    changes=st.lists(
+        st.tuples(st.integers(0, 12), st.integers(0, 6), st.lists(st.integers(1, 9), min_size=3, max_size=3)),
+        max_size=4,
+    ),
+)
+def test_step_has_the_rows_of_the_planned_ranks_whenever_the_shares_change(
+    row_counts: list[int],
+    planned_ranks: int,
+    batch_size: int,
+    buffer_rows: int,
+    resumed_after: int,
+    changes: list[tuple[int, int, list[int]]],
+) -> None:
+    """The ranks have two epochs, the first one maybe resumed; each change is announced some steps ahead."""
+    options = {"batch_size": batch_size, "shuffle_buffer_rows": buffer_rows, "planned_ranks": planned_ranks}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        dataset = dataset_of(Path(folder), row_counts)
+        alone, *feeds = [
+            stack.enter_context(PlannedFeed(dataset, rank=rank, world_size=world_size, **options))
+            for rank, world_size in [(0, 1), (0, 3), (1, 3), (2, 3)]
+        ]
+        state = alone.state(min(resumed_after, alone.steps_per_epoch), 0)
+        done = 0
+        for feed in (alone, *feeds):
+            feed.resume(state)
+        for epoch in (state["epoch"], state["epoch"] + 1):
+            taken = zip(alone.epoch(epoch), *(feed.epoch(epoch) for feed in feeds), strict=True)
+            for step, (expected, *batches) in enumerate(taken):
+                np.testing.assert_array_equal(
+                    np.concatenate([batch["id"] for batch in batches]), expected["id"]
+                )
+                for feed in feeds:
+                    assert feed.rows_in_step(step, epoch) == [len(batch["id"]) for batch in batches]
+                for _, ahead, shares in (change for change in changes if change[0] == done):
+                    for feed in feeds:
+                        feed.divide(shares, epoch=epoch, step=step + 1 + ahead)
+                done += 1
+            assert {feed.state()["epoch"] for feed in feeds} == {epoch + 1}
+
+
+def test_rows_follow_the_shares_and_other_planned_ranks_are_no_longer_read(
+    write_dataset: Callable[..., ParquetDataset],
+) -> None:
+    options: dict[str, Any] = {"world_size": 2, "planned_ranks": 2, "batch_size": 6, "seed": 2}
+    with PlannedFeed(write_dataset([[60]]), rank=1, **options) as feed:
+        rows = []
+        for step, batch in enumerate(feed.epoch(0)):
+            rows.append((len(batch["id"]), len(feed._feed._reader._readers)))
+            if step == 0:
+                feed.divide([3, 9], epoch=0, step=2)
+                feed.divide([8, 4], epoch=0, step=3)
+                feed.divide([2, 2], epoch=0, step=1)  # not before the others
+    # The first planned rank is read ahead before step 2; from step 3 on, the latest shares count.
+    assert rows == [(6, 1), (6, 2), (9, 2), (6, 1), (6, 1)]
 
 
 def test_planned_feed_on_the_planned_number_of_ranks_equals_a_plain_feed(

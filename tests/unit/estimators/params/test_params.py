@@ -117,6 +117,17 @@ STEP = {"loss": None, "trainStep": max}
         ({"maxRestarts": -1}, "maxRestarts must be at least 0, got -1"),
         ({"minWorkers": 4, "numWorkers": 3}, "minWorkers is 4 and numWorkers 3"),
         ({"minWorkers": 0}, "minWorkers is 0"),
+        ({"balance": "speed", "parallelism": {"shard": 1}}, "'speed', and parallelism is set: .* Leave one"),
+        ({"balance": "speed", "deterministic": True}, "'speed', and deterministic is True: .* Leave one"),
+        (
+            {"balance": "speed", "syncBatchNorm": True, "gpusPerWorker": 1},
+            "'speed', and syncBatchNorm is True on GPUs: .* Leave one",
+        ),
+        ({"balance": "speed", "batchSize": 1}, "'speed', and a step has one row per rank"),
+        (
+            {"balance": "speed", "globalBatchSize": 2, "numWorkers": 2},
+            "'speed', and a step has one row per rank",
+        ),
         ({"hangTimeoutSeconds": 1.5}, "hangTimeoutSeconds must be at least 2, got 1.5"),
         ({"validationFraction": 0.0}, r"validationFraction must be above 0 and below 1, got 0\.0: "),
         ({"validationFraction": 1.5}, r"validationFraction must be above 0 and below 1, got 1\.5"),

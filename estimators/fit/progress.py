@@ -219,6 +219,7 @@ class FitListener:
         self.progress = progress
         self.worlds: list[dict[str, float]] = []
         self._first_world_at = 0.0
+        self._num_stragglers = 0
 
     def handle_event(self, rank: int, event: Mapping[str, Any]) -> None:
         """Handle an event of :class:`~sparkdl.training.history.ProgressReporter` or of a host watch."""
@@ -234,6 +235,11 @@ class FitListener:
             self._track_host(event["metrics"])
         elif kind == "world":
             self._track_world(event)
+        elif kind == "straggler":
+            self._num_stragglers += 1
+            self._run.log_metrics(
+                self._num_stragglers, {f"stragglers/rank_{event['slow_rank']}": float(event["ratio"])}
+            )
 
     def track(self, record: Mapping[str, Any]) -> None:
         """Log the fields of an epoch's record to the run, unless they are logged already."""

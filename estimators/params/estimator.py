@@ -92,6 +92,9 @@ class SharedArguments(TypedDict, total=False):
     threadsPerWorker: int | None
     parallelism: Parallelism | Mapping[str, Any] | None
     balance: str | None
+    stragglerFactor: float | None
+    stragglerSeconds: float | None
+    replaceStragglers: bool | None
     shuffle: bool | None
     cache: str | None
     store: Store | str | None
@@ -231,6 +234,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             ).about("minWorkers", "numWorkers")
         self._check_batch_size()
         self._check_balance()
+        self._check_stragglers()
         self._check_elastic()
 
     def _check_balance(self) -> None:
@@ -256,6 +260,18 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 "Param balance is 'speed', and a step has one row per rank, which each rank keeps. Use a larger batch: "
                 "its rows are divided more finely, too."
             ).about("balance", "batchSize", "globalBatchSize")
+
+    def _check_stragglers(self) -> None:
+        if self.getReplaceStragglers() and (self.getStragglerFactor() is None or not self.getElastic()):
+            raise ParamError(
+                "Param replaceStragglers is True, which needs a stragglerFactor, that says which ranks are replaced, "
+                "and elastic=True."
+            ).about("replaceStragglers", "stragglerFactor", "elastic")
+        if self.getStragglerFactor() is not None and self.getParallelism() is not None:
+            raise ParamError(
+                "Param stragglerFactor is set, and parallelism: ranks that share a model wait for each other within a "
+                "step, and their parts of it take different times. Leave one of them out."
+            ).about("stragglerFactor", "parallelism")
 
     def _check_batch_size(self) -> None:
         given, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()

@@ -106,6 +106,27 @@ class HasRanks(Params):
         more="With ``speed``, a fit does not repeat to the bit, and faster ranks need memory for more rows. The "
         "history has the rows of each rank as ``rank_rows``. See docs/elastic.md.",
     )
+    stragglerFactor, getStragglerFactor, setStragglerFactor = optional(
+        TypeConverters.toFloat,
+        "how many times the median time per row of the other ranks a rank has to take to be named in a warning (> 1); "
+        "default: ranks are not watched",
+        check=at_least(1.01),
+        field="straggler_factor",
+        more="The ranks exchange their times every two seconds. MLflow gets the metric ``stragglers/rank_<number>``.",
+    )
+    stragglerSeconds, getStragglerSeconds, setStragglerSeconds = param(
+        TypeConverters.toFloat,
+        "for how many seconds a rank has to be slower than stragglerFactor says",
+        default=30.0,
+        check=at_least(0),
+        field="straggler_seconds",
+    )
+    replaceStragglers, getReplaceStragglers, setReplaceStragglers = param(
+        TypeConverters.toBoolean,
+        "whether a rank that stragglerFactor names leaves an elastic fit after a step, and another one takes its place",
+        default=False,
+        field="replaces_stragglers",
+    )
     transport, getTransport, setTransport = param(
         one_of(*TRANSPORTS),
         "transport of the gradients between ranks: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",

@@ -1,8 +1,8 @@
-"""The division of the rows of a step among ranks of unequal speed.
+"""The speeds of the ranks: rows per rank that follow them, and ranks that are too slow for long.
 
-Each rank measures the time that its own computations take. Every two seconds the ranks exchange their measurements, and
-all compute the same new rows per rank: with these, all ranks would finish a step at the same time. The rows of all
-ranks together in a step stay the same.
+Each rank measures the time that its own computations take. Every two seconds the ranks exchange their measurements. If
+rows follow the speeds, all ranks compute the same new rows per rank: with these, all ranks would finish a step at the
+same time. The rows of all ranks together in a step stay the same.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+import statistics
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ import torch
 from sparkdl.training.history import blocked_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -148,13 +149,45 @@ class GpuTime:
         return event
 
 
-class RowBalance:
-    """Changes how the rows of a step are divided, as the speeds of the ranks are measured.
+class StragglerWatch:
+    """Finds ranks that are slower than the others by a factor for long.
+
+    Args:
+        factor: how many times the median time per row of the other ranks a rank has to take.
+        seconds: for how long without interruption.
+    """
+
+    def __init__(self, factor: float, seconds: float) -> None:
+        self._factor, self._seconds = factor, seconds
+        self._slow_s: dict[int, float] = {}
+
+    def observe(self, paces: Sequence[float], elapsed_s: float) -> dict[int, float]:
+        """Take in the seconds per row of each rank, as measured for some time.
+
+        Returns:
+            Of each rank that has just been slow for long enough, how many times the median of the others it takes.
+        """
+        found = {}
+        for rank, pace in enumerate(paces):
+            ratio = pace / statistics.median([*paces[:rank], *paces[rank + 1 :]])
+            before_s = self._slow_s.get(rank, 0.0)
+            self._slow_s[rank] = before_s + elapsed_s if ratio >= self._factor else 0.0
+            if before_s < self._seconds <= self._slow_s[rank]:
+                found[rank] = ratio
+        return found
+
+
+class RankSpeeds:
+    """Measures the speeds of the ranks, changes how the rows of a step are divided, and names ranks that are slow.
 
     Args:
         feed: feed of this rank's rows.
-        communicator: communicator of all ranks, of which there are at most as many as rows in a step.
+        communicator: communicator of several ranks; if rows follow the speeds, of at most as many as rows in a step.
         device: device of the module.
+        divides_rows: whether the rows of a step follow the speeds.
+        watch: finds slow ranks; None for none.
+        on_straggler: called on every rank with the number of a slow rank, and how many times the median of the others
+            it takes for a row.
         batches_ahead: number of batches that may have been taken from the feed before the step that uses them.
 
     Attributes:
@@ -163,11 +196,22 @@ class RowBalance:
     """
 
     def __init__(
-        self, feed: PlannedFeed, communicator: Communicator, device: torch.device, *, batches_ahead: int
+        self,
+        feed: PlannedFeed,
+        communicator: Communicator,
+        device: torch.device,
+        *,
+        divides_rows: bool,
+        watch: StragglerWatch | None,
+        on_straggler: Callable[[int, float], None],
+        batches_ahead: int,
     ) -> None:
+        self._divides_rows, self._watch, self._on_straggler = divides_rows, watch, on_straggler
         self._feed, self._communicator, self._batches_ahead = feed, communicator, batches_ahead
         self.time: ComputingTime = HostTime(communicator) if device.type == "cpu" else GpuTime(device)
-        self.rows = rows_by_speed([1.0] * communicator.world_size, sum(feed.rows_in_step(0)))
+        self.rows = feed.rows_in_step(0)
+        if divides_rows:
+            self.rows = rows_by_speed([1.0] * communicator.world_size, sum(self.rows))
         self._paces: npt.NDArray[np.float64] | None = None
         """Seconds per row of each rank, smoothed."""
         self._is_warm = False
@@ -211,7 +255,11 @@ class RowBalance:
         if was_warm and longest_s >= _LEAST_S and num_rows_of_ranks.all():
             paces = np.maximum(computing_s, 1e-9) / num_rows_of_ranks
             self._paces = paces if self._paces is None else (self._paces + paces) / 2
-            self._balance(self._paces.tolist(), epoch, step, following)
+            if self._watch is not None:
+                for rank, ratio in self._watch.observe(self._paces.tolist(), longest_s).items():
+                    self._on_straggler(rank, ratio)
+            if self._divides_rows:
+                self._balance(self._paces.tolist(), epoch, step, following)
 
     def _balance(self, paces: list[float], epoch: int, step: int, following: int) -> None:
         rows = rows_by_speed(paces, sum(self.rows))

@@ -318,7 +318,8 @@ class ProgressReporter:
     The first event of a resumed fit is of kind ``"resumed"`` and holds ``epoch, epochs, step``. For each epoch that the
     fit had finished, a ``"restored"`` event follows, with the fields of an ``"epoch"`` event. A ``"step"`` event
     holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an ``"epoch"`` event the fields of
-    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``. Epochs and steps count from 1. The first step
+    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``; a ``"straggler"`` event holds ``slow_rank`` and
+    ``ratio``. Epochs and steps count from 1. The first step
     includes warm-up and says nothing about the rate: ``eta_s`` is None until a second step is done.
     """
 
@@ -394,6 +395,10 @@ class ProgressReporter:
                 "eta_s": eta_s,
             }
         )
+
+    def straggler(self, rank: int, ratio: float) -> None:
+        """Report a rank that takes ``ratio`` times as long for a row as the others."""
+        self._report({"kind": "straggler", "slow_rank": rank, "ratio": ratio})
 
     def epoch(self, record: EpochRecord) -> None:
         """Report the end of an epoch, however recent the last report is."""

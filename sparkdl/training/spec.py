@@ -120,6 +120,15 @@ class TrainingSpec:
     balance: str = field(default="equal", metadata=FREE)
     """How the rows of a step are divided among ranks: ``"equal"``, or by their measured ``"speed"``."""
 
+    straggler_factor: float | None = field(default=None, metadata=FREE)
+    """How many times the median time per row of the others a rank has to take to be named; None for no such watch."""
+
+    straggler_seconds: float = field(default=30.0, metadata=FREE)
+    """For how long it has to be so slow."""
+
+    replaces_stragglers: bool = field(default=False, metadata=FREE)
+    """Whether such a rank leaves an elastic launch, so that another one takes its place."""
+
     epochs: int = field(metadata=FREE)
     """Total number of epochs of the fit."""
 

@@ -6,6 +6,8 @@ that, the ranks of a host share its cores.
 
 from __future__ import annotations
 
+import logging
+import socket
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +21,7 @@ from sparkdl.data import ParquetDataset, PlannedFeed
 from sparkdl.errors import ParamError
 from sparkdl.random_state import refuse_what_varies, seed_rank
 from sparkdl.torch import collective_errors, destroy_process_group, init_process_group
-from sparkdl.training.balance import RowBalance
+from sparkdl.training.balance import RankSpeeds, StragglerWatch
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
     from sparkdl.training.checkpoint.handover import Handover
     from sparkdl.training.objective import Batch
     from sparkdl.training.spec import TrainingSpec
+
+
+logger = logging.getLogger(__name__)
 
 
 def choose_device(kind: str, communicator: Communicator) -> torch.device:
@@ -214,7 +219,7 @@ class Trainer:
         learning_rate: learning rate of the optimizer.
         update: applies gradients to the weights.
         step: applies a batch to the module.
-        balance: divides the rows of a step by the speed of the ranks; None if they are divided equally.
+        speeds: measures the speeds of the ranks; None if nothing depends on them.
         replicas: compares the weights of the ranks; None without replicas, or if they are not to be compared.
         validation: evaluates the module on the validation rows; None without validation.
         control: callbacks, early stopping and the best weights.
@@ -280,7 +285,7 @@ class Trainer:
             communicator=communicator,
             device=self.device,
         )
-        self.balance = self._open_balance()
+        self.speeds = self._open_speeds()
         self.replicas = self.distribution.replica_check(optimizer) if spec.compare_replicas else None
         self.validation = self._open_validation(dataset, resources, on_step)
         self.control = FitControl(
@@ -344,7 +349,7 @@ class Trainer:
         self.control.begin_epoch(epoch)
         self._run_steps(epoch, meter)
         with self._error_context("the end of the training", epoch):
-            rank_rows = () if self.balance is None else self.balance.rows
+            rank_rows = self.speeds.rows if self.speeds and self.spec.balance == "speed" else ()
             record = meter.close(learning_rate=self.learning_rate.last, rank_rows=rank_rows)
         if self.validation is not None:
             self.on_position(f"the validation of epoch {epoch}")
@@ -381,8 +386,8 @@ class Trainer:
         epoch, step = position.epoch, position.step
         text = position.text()
         self.on_position(text)
-        if self.balance is not None:
-            self.balance.begin_step()
+        if self.speeds is not None:
+            self.speeds.begin_step()
         with error_context("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
@@ -399,9 +404,9 @@ class Trainer:
         self.checkpoints.after_step(epoch, step, meter)
         if self.handover is not None and self.plan.is_last_of_update(step) and step < self.plan.num_steps:
             self.handover.leave_if_asked()
-        if self.balance is not None:
+        if self.speeds is not None:
             following = step - self.plan.steps_before
-            self.balance.end_step(result.rows, epoch=epoch, step=step, following=following)
+            self.speeds.end_step(result.rows, epoch=epoch, step=step, following=following)
 
     def _update(self, epoch: int, step: int, meter: EpochMeter) -> None:
         """Update the weights; in an elastic launch, once all ranks can."""
@@ -428,8 +433,8 @@ class Trainer:
         with closing(batches_for(self.device, prepared, ahead=not objective.draws)) as batches:
             for step, batch in enumerate(meter.time_waits(batches), start=first.step):
                 self.run_step(first._replace(step=step), batch, meter)
-        if self.balance is not None:
-            self.balance.time.pause()
+        if self.speeds is not None:
+            self.speeds.time.pause()
 
     def _resume(self) -> int:
         """Restore the checkpoint that was chosen, if any, and return the epoch to continue with."""
@@ -453,13 +458,40 @@ class Trainer:
     def _error_context(self, what: str, epoch: int) -> AbstractContextManager[None]:
         return error_context(what, rank=self.communicator.rank, where=f"epoch {epoch}")
 
-    def _open_balance(self) -> RowBalance | None:
-        if self.spec.balance == "equal" or not 1 < self.communicator.world_size <= self.plan.rows_of_step(1):
+    def _open_speeds(self) -> RankSpeeds | None:
+        spec, num_ranks = self.spec, self.communicator.world_size
+        divides_rows = spec.balance == "speed" and num_ranks <= self.plan.rows_of_step(1)
+        if num_ranks == 1 or not (divides_rows or spec.straggler_factor):
             return None
-        ahead = most_batches_ahead(self.device, ahead=not self.step.objective.draws)
-        balance = RowBalance(self.feed, self.communicator, self.device, batches_ahead=ahead)
-        self.step.on_loss = balance.time.end_forward
-        return balance
+        factor, seconds = spec.straggler_factor, spec.straggler_seconds
+        speeds = RankSpeeds(
+            self.feed,
+            self.communicator,
+            self.device,
+            divides_rows=divides_rows,
+            watch=None if factor is None else StragglerWatch(factor, seconds),
+            on_straggler=self._name_straggler,
+            batches_ahead=most_batches_ahead(self.device, ahead=not self.step.objective.draws),
+        )
+        self.step.on_loss = speeds.time.end_forward
+        return speeds
+
+    def _name_straggler(self, rank: int, ratio: float) -> None:
+        """Name a rank that is slow for long, and have it leave if it is to be replaced."""
+        self.progress.straggler(rank, ratio)
+        if rank != self.communicator.rank:
+            return
+        is_replaced = self.handover is not None and self.spec.replaces_stragglers
+        logger.warning(
+            "Rank %d on %s has taken %.1f times the median time of the other ranks for a row, for %g s or more.%s",
+            rank,
+            socket.gethostname(),
+            ratio,
+            self.spec.straggler_seconds,
+            " It leaves, and another one takes its place." if is_replaced else "",
+        )
+        if self.handover is not None and is_replaced:
+            self.handover.ask_to_leave()
 
     def _open_validation(
         self, dataset: ParquetDataset, resources: ExitStack, on_step: Callable[[], None]

@@ -266,8 +266,51 @@ def test_a_rank_that_is_lost_or_joins_leaves_rows_divided_by_speed_exact(dataset
     fit = Fit(kill_in_turn(1), tmp_path, PLANNED + 1)
     module, outcome = fit.run(tmp_path / "fit", spec, dataset)
     assert len(fit.pids) == PLANNED + 1
-    assert all(NUM_ROWS - PLANNED * 24 <= record.rows <= NUM_ROWS for record in outcome.history)
+    assert [record.rows for record in outcome.history] == [NUM_ROWS] * 4
     assert sum(outcome.history[-1].rank_rows) == PLANNED * 8
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
+class SlowOnOneRank(nn.Sequential):
+    """Takes ten times as long on the process that was the first one to be rank 1."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(*make_model())
+        self.marker = str(folder / "slow")
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        marker = Path(self.marker)
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1 and not marker.exists():
+            marker.write_text(str(os.getpid()))
+        is_slow = marker.exists() and marker.read_text() == str(os.getpid())
+        time.sleep(0.2 if is_slow else 0.02)
+        return super().forward(rows)
+
+
+def test_a_rank_that_is_slow_for_long_is_named_and_replaced(dataset, tmp_path, caplog, capfd):
+    named: list[tuple[int, float]] = []
+
+    def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "straggler":
+            named.append((event["slow_rank"], event["ratio"]))
+
+    (tmp_path / "all came").touch()
+    spec = make_spec(
+        model=SlowOnOneRank(tmp_path),
+        optimizer=partial(torch.optim.AdamW, lr=0.02),
+        epochs=6,
+        straggler_factor=3.0,
+        straggler_seconds=1.0,
+        replaces_stragglers=True,
+    )
+    expected = train_in_one_process(make_spec(optimizer=spec.optimizer, epochs=6), dataset, PLANNED)
+    with caplog.at_level(logging.WARNING, logger="sparkdl"):
+        module, outcome = Fit(act, tmp_path, PLANNED + 1).run(tmp_path / "fit", spec, dataset)
+    assert [rank for rank, _ in named] == [1]
+    assert named[0][1] > 3
+    assert "times the median time of the other ranks for a row" in capfd.readouterr().err
+    assert "without member 1, as asked" in caplog.text
+    assert [record.rows for record in outcome.history] == [NUM_ROWS] * 6
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 

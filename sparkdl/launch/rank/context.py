@@ -98,6 +98,11 @@ class RankContext:
         """The current world of an elastic launch; None in any other launch."""
         return None if self._membership is None else self._membership.world
 
+    def ask_to_leave(self) -> None:
+        """Ask that this rank may leave the run after the current step. Only for an elastic launch."""
+        assert self._membership is not None
+        self._membership.ask_to_leave()
+
     def is_consequence(self, error: BaseException) -> bool:
         """Whether another rank's failure has caused an error; in an elastic launch also one of another library.
 

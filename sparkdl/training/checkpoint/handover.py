@@ -46,6 +46,9 @@ class ElasticContext(Protocol):
     def is_to_leave(self) -> bool:
         """Whether ranks wait to join."""
 
+    def ask_to_leave(self) -> None:
+        """Ask that this rank may leave the run after a step."""
+
     @property
     def world(self) -> Any:
         """The current world; its ``progress`` is that of the rank that has come farthest."""
@@ -138,6 +141,10 @@ class Handover:
             random=random_state(trainer.device),
             buffers=buffers,
         )
+
+    def ask_to_leave(self) -> None:
+        """Ask the driver that this rank may leave the run; another one takes its place."""
+        self._context.ask_to_leave()
 
     def leave_if_asked(self) -> None:
         """Leave the world if ranks wait to join, or are to leave the run. All ranks do so at the same border.

@@ -61,6 +61,9 @@ class Context(Protocol):
     def world(self) -> Any:
         """The current world of an elastic launch; None in any other launch."""
 
+    def ask_to_leave(self) -> None:
+        """Ask that this rank may leave the run after a step."""
+
     def meet_again(self, reason: str, *, progress: int = -1) -> None:
         """Leave the world, and wait for the next one."""
 

@@ -119,6 +119,8 @@ def test_a_replica_of_a_divided_model_is_started_again_as_a_whole(frame, undistu
             "maxWorkers is 3, and each replica",
         ),
         ({"elastic": True, "precision": "float8"}, "which float8 cannot be"),
+        ({"replaceStragglers": True, "stragglerFactor": 2.0}, "and elastic=True"),
+        ({"stragglerFactor": 2.0, "parallelism": {"shard": 2}}, "wait for each other within a step"),
         ({"globalBatchSize": 33}, "globalBatchSize is 33, which numWorkers, 2, does not divide"),
         ({"globalBatchSize": 32, "batchSize": 16}, "batchSize and globalBatchSize are both set"),
     ],

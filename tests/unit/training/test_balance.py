@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.training.balance import rows_by_speed
+from sparkdl.training.balance import StragglerWatch, rows_by_speed
 
 paces = st.floats(1e-6, 1e3)
 
@@ -49,3 +49,19 @@ def test_no_other_division_ends_earlier(seconds_per_row, more):
 
     best = min(map(slowest_s, divisions))
     assert slowest_s(rows_by_speed(seconds_per_row, num_rows)) == pytest.approx(best)
+
+
+def test_a_rank_is_named_once_it_was_slow_for_long_without_interruption():
+    watch = StragglerWatch(factor=2.0, seconds=5.0)
+    slow, quick = [1.0, 1.1, 2.5], [1.0, 1.1, 1.9]
+    assert watch.observe(slow, 4.0) == {}
+    assert watch.observe(quick, 4.0) == {}
+    assert watch.observe(slow, 4.0) == {}
+    assert watch.observe(slow, 4.0) == {2: pytest.approx(2.5 / 1.05)}
+    assert watch.observe(slow, 4.0) == {}  # it is named already
+    watch.observe(quick, 1.0)
+    assert watch.observe(slow, 6.0).keys() == {2}
+
+
+def test_of_two_ranks_the_slower_one_is_the_straggler():
+    assert StragglerWatch(factor=2.0, seconds=1.0).observe([3.0, 1.0], 2.0) == {0: 3.0}

@@ -42,8 +42,8 @@ LAYERS = {
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
-    "torch": "registration, gpu, process_group, movements | reductions | objects, submission | data_parallel, "
-    "averaging, replicas, buffers | sync_batch_norm | futures, work",
+    "torch": "registration, gpu, process_group, movements | reductions | objects, submission | local_updates | "
+    "data_parallel | averaging, replicas, compression, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
     "checkpoint": "training_state | writer, tensors | commit_place | parts, held, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "

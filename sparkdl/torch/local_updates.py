@@ -183,11 +183,12 @@ class LocalUpdates:
             self._take_pending()
             self._lay_out()
 
-    def after_step(self, *, ends: bool = False) -> bool:
+    def after_step(self, *, ends: bool = False, waits: bool = False) -> bool:
         """Count an update of the weights, and synchronize if it is time. All ranks call it after each update.
 
         Args:
             ends: whether to synchronize in any case, as at the end of an epoch.
+            waits: whether to wait for the average if it is time, although reductions overlap with the next updates.
 
         Returns:
             Whether all ranks have the same weights now.
@@ -203,7 +204,7 @@ class LocalUpdates:
             return True
         if self._num_since < self.settings.every:
             return False
-        if not self._overlaps:
+        if waits or not self._overlaps:
             self.synchronize()
             return True
         self._take_pending()

@@ -147,9 +147,9 @@ class WeightUpdate:
             if self._max_grad_norm is not None:
                 self._distribution.clip_gradients(self._max_grad_norm)
             self._step()
-        self._clear_gradients()
+        self.clear_gradients()
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Do what ``zero_grad`` does, but look for the module's layers, which takes longest, only after changes."""
         self._live.look()
         for parameter in self._live.parameters:

@@ -4,6 +4,9 @@ A *border* is a point between two steps, or at the end of an epoch, to which a r
 optimizer are those of the last update until the next one, and what a step changes before its update is copied at the
 border. When a rank leaves a world, it copies its whole state into memory. In the next world all ranks continue from the
 state of rank 0, which is at the last border that any of them has passed.
+
+Where ranks update their own weights, a border is a synchronization, after which they go on: the whole state is copied
+there.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -61,6 +64,8 @@ class Border:
         meter: returns the state of this rank's meter of the epoch; an empty dict at the end of the epoch.
         random: states of the generators of random numbers.
         buffers: buffers of the module and of the losses, which a step changes before its update, each with a copy.
+        held: copy of the whole state; None if the state stays what it is until the next border.
+        optimizer: with ``held``, a copy of what this rank does not share with rank 0, the state of its optimizer.
     """
 
     where: dict[str, Any]
@@ -68,6 +73,8 @@ class Border:
     meter: Callable[[], dict[str, Any]]
     random: dict[str, Any]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    held: HeldCheckpoint | None = None
+    optimizer: dict[str, Any] = field(default_factory=dict)
 
 
 class Handover:
@@ -149,7 +156,11 @@ class Handover:
 
     def _state_of(self, trainer: Trainer, meter: EpochMeter) -> Callable[[], dict[str, Any]]:
         """Return a function that returns the meter's state as it is now, until the next border."""
-        self._is_meter_kept = bool(trainer.spec.metrics) or trainer.spec.accumulated_batches > 1
+        self._is_meter_kept = (
+            bool(trainer.spec.metrics)
+            or trainer.spec.accumulated_batches > 1
+            or trainer.distribution.local is not None
+        )
         if not self._is_meter_kept:
             return meter.state_dict  # a step adds to it after its update, together with the next border
         state = meter.state_dict()
@@ -159,13 +170,20 @@ class Handover:
         self.progress += 1
         with torch.no_grad():
             buffers = [(buffer, buffer.clone()) for buffer in _buffers(trainer)]
-        self._border = Border(
+        border = Border(
             where={**where, "finished": False},
             has_steps=where["step"] < trainer.plan.num_steps,
             meter=meter,
             random=random_state(trainer.device),
             buffers=buffers,
         )
+        if trainer.distribution.local is not None:
+            border = replace(
+                border,
+                held=_held(trainer, border),
+                optimizer=copy_to_host(trainer.checkpoints.rank_state(), "the state of a rank"),
+            )
+        self._border = border
 
     @property
     def has_state(self) -> bool:
@@ -203,13 +221,18 @@ class Handover:
             "loss_buffers": loss_buffers(trainer.spec.losses, trainer.module),
             "wants_to_stop": trainer.control.wants_to_stop,
             "meter": border.meter(),
+            **border.optimizer,
         }
         file = io.BytesIO()
         torch.save(copy_to_host(own, "the state of a rank"), file)
         self._own = file.getvalue()
-        self._held = trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
+        self._held = border.held or _held(trainer, border)
         self._place = self._context.rank, self._context.world_size
         self._border = None
+
+
+def _held(trainer: Trainer, border: Border) -> HeldCheckpoint:
+    return trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
 
 
 def _buffers(trainer: Trainer) -> list[torch.Tensor]:

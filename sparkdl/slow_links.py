@@ -8,7 +8,7 @@ They are values that a driver can check and send to ranks. :class:`sparkdl.torch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from sparkdl.errors import ParamError, did_you_mean
@@ -135,8 +135,10 @@ COMPRESSIONS: tuple[type[Any], ...] = (PowerSGD, TopK)
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
-    """Return settings as a dict that JSON can hold, with the name of their class as ``kind``."""
-    return {"kind": type(settings).__name__, **asdict(settings)}
+    """Return settings as a dict that JSON can hold: the name of their class as ``kind``, and what is no default."""
+    plain = {field.name: field.default for field in fields(settings)}
+    changed = {name: value for name, value in asdict(settings).items() if value != plain[name]}
+    return {"kind": type(settings).__name__, **changed}
 
 
 def settings_of(given: Mapping[str, Any], kinds: tuple[type[Any], ...]) -> Any:

@@ -94,13 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     check_output_arguments(("--json", arguments.json))
-    contenders = _chosen(arguments)
+    contenders, rates = _chosen(arguments), _rates(arguments.megabits)
     if "torch" in (missing := missing_libraries(["torch"])):
         raise ParamError(f"sparkdl bench link: {missing['torch']}")
     if reason := why_impossible():
         raise ParamError(f"sparkdl bench link makes hosts of network namespaces: {reason}.")
     rows = []
-    for megabits in _rates(arguments.megabits):
+    for megabits in rates:
         print(f"measuring a link of {megabits:g} Mbit/s ...", flush=True)
         with two_hosts(megabits / 1000) as hosts:
             measured = _measure(hosts, contenders, arguments)

@@ -452,7 +452,7 @@ def broadcast_tensors(tensors: Iterable[Tensor], communicator: Communicator, nam
     """Overwrite tensors in place with rank 0's values. Collective."""
     parts = [part for tensor in tensors for part in plain_parts(tensor)]
     with torch.no_grad():
-        sent = [(part, movable(part)) for part in parts]
+        sent = [(part, movable(part).to("cpu")) for part in parts]  # a communicator takes no memory of GPUs
         handles = [communicator.broadcast_async(values, root=0, name=name) for _, values in sent]
         for handle in handles:
             handle.wait()

@@ -124,7 +124,7 @@ class ModelDistribution(ABC):
 
         Args:
             ends_epoch: whether it is the last update of an epoch, after which the ranks synchronize in any case.
-            is_due: whether a checkpoint waits for a synchronization.
+            is_due: whether a checkpoint, or a border of an elastic fit, waits for a synchronization.
         """
         del ends_epoch, is_due
         return True

@@ -370,6 +370,8 @@ class Trainer:
     def _after_update(self, epoch: int, step: int) -> bool:
         """Count an update, and synchronize the ranks if it is time; return whether all have the same weights."""
         is_due = self.checkpoints.count_update()
+        if self.handover is not None:
+            is_due = self.handover.count_update(self) or is_due
         with error_context(
             "the synchronization", rank=self.communicator.rank, where=f"epoch {epoch}, step {step}"
         ):

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from sparkdl.training.trainer import Trainer
 
 
+_MOST_ROUNDS = 8
+
+
 class ElasticContext(Protocol):
     """The part of the launcher's context that is used here; :class:`sparkdl.launch.RankContext` has it."""
 
@@ -97,6 +100,7 @@ class Handover:
         self._own = b""
         """State of this rank alone, as :func:`~sparkdl.training.checkpoint.state.read_rank_state` reads it."""
         self._is_meter_kept = False
+        self._num_since_border = 0
         self._place = (0, 0)
         """Rank and number of ranks in the world that this rank has left."""
 
@@ -144,6 +148,16 @@ class Handover:
         self._held = HeldCheckpoint(replace(content, about=about, state=state))
         self.progress = progress
 
+    def count_update(self, trainer: Trainer) -> bool:
+        """Count an update of the weights; return whether a border is due, because there was none for eight rounds.
+
+        Ranks that overlap the averages of their progress with steps have the same weights nowhere within an epoch,
+        unless they wait for one.
+        """
+        self._num_since_border += 1
+        local = trainer.spec.synchronization
+        return local is not None and self._num_since_border >= _MOST_ROUNDS * local.every
+
     def note_step(self, trainer: Trainer, epoch: int, step: int, meter: EpochMeter) -> None:
         """Note the border after an update of the weights."""
         self._note(
@@ -168,6 +182,7 @@ class Handover:
 
     def _note(self, trainer: Trainer, where: dict[str, Any], meter: Callable[[], dict[str, Any]]) -> None:
         self.progress += 1
+        self._num_since_border = 0
         with torch.no_grad():
             buffers = [(buffer, buffer.clone()) for buffer in _buffers(trainer)]
         border = Border(

@@ -29,9 +29,10 @@ from tests.training.scenes.training_scenes import (
     train_in_one_process,
     write_dataset,
 )
-from tests.training.test_elastic import PLANNED, Fit, kill_in_turn, slow_spec, state_of
+from tests.training.test_elastic import PLANNED, Fit, slow_spec, state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from sparkdl.data import ParquetDataset
@@ -175,6 +176,19 @@ def test_a_fit_with_local_steps_resumes_on_another_number_of_ranks(
         assert outcome.history[-1].loss < outcome.history[1].loss
 
 
+def kill_at(*moments: tuple[int, int, int]) -> Callable[[Fit, int, dict[str, Any]], None]:
+    """Kill members, each when a step of an epoch, or a later one, is reported."""
+    left = list(moments)
+
+    def act(fit: Fit, member: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and left:
+            victim, *place = left[0]
+            if victim in fit.pids and [event["epoch"], event["step"]] >= place:
+                fit.kill(left.pop(0)[0])
+
+    return act
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -185,11 +199,13 @@ def test_a_fit_with_local_steps_resumes_on_another_number_of_ranks(
 )
 def test_a_fit_that_loses_ranks_goes_on_from_the_last_synchronization(tmp_path: Path, changes: Any) -> None:
     dataset = write_dataset(tmp_path / "data", 403)  # 17 steps of 24 rows
-    fit = Fit(kill_in_turn(1, 3), tmp_path, PLANNED + 2)
+    fit = Fit(kill_at((1, 1, 8), (3, 2, 5)), tmp_path, PLANNED + 2)
     spec = slow_spec(tmp_path, optimizer=partial(torch.optim.AdamW, lr=0.02), epochs=4, **changes)
     module, outcome = fit.run(tmp_path / "fit", spec, dataset)
     assert len(fit.pids) == PLANNED + 2
     assert [record.epoch for record in outcome.history] == [1, 2, 3, 4]
+    # The rows of a lost rank since the last synchronization do not count in the loss.
+    assert all(403 - 8 * 17 < record.rows <= 403 for record in outcome.history)
     assert [record.rows for record in outcome.history][-1] == 403
     assert outcome.history[-1].loss < 0.8 * outcome.history[0].loss
     assert all(np.isfinite(value).all() for value in state_of(module).values())
@@ -201,6 +217,6 @@ def test_an_elastic_fit_that_synchronizes_in_each_step_makes_the_updates_of_one_
     dataset = write_dataset(tmp_path / "data", 403)
     changes = {"optimizer": partial(torch.optim.SGD, lr=0.1), "synchronization": LocalSGD(every=1)}
     expected = train_in_one_process(slow_spec(tmp_path, **changes), dataset, PLANNED)
-    fit = Fit(kill_in_turn(1), tmp_path, PLANNED + 1)
+    fit = Fit(kill_at((1, 1, 5)), tmp_path, PLANNED + 1)
     module, _ = fit.run(tmp_path / "fit", slow_spec(tmp_path, **changes), dataset)
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)

@@ -113,7 +113,7 @@ class Handover:
 
         Without a state, as in the first world, it is that of the last checkpoint, if there is one.
         """
-        self._border = None
+        self._border, self._num_since_border = None, 0
         if not self._context.world.has_state:
             return agree_on_checkpoint(spec, dataset, communicator, planned_ranks=self._planned_ranks)
         self._share(communicator)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset, Store
     from sparkdl.estimators.params.inputs import Labels
     from sparkdl.parallel import Parallelism
+    from sparkdl.slow_links import Compression, Synchronization
     from sparkdl.training.callbacks import Callback
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.metrics import Metric
@@ -95,6 +96,8 @@ class SharedArguments(TypedDict, total=False):
     stragglerFactor: float | None
     stragglerSeconds: float | None
     replaceStragglers: bool | None
+    synchronization: Synchronization | Mapping[str, Any] | None
+    compression: Compression | Mapping[str, Any] | None
     shuffle: bool | None
     cache: str | None
     store: Store | str | None
@@ -236,6 +239,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         self._check_balance()
         self._check_stragglers()
         self._check_elastic()
+        self._check_slow_links()
 
     def _check_balance(self) -> None:
         if self.getBalance() == "equal":
@@ -340,6 +344,46 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                     f"Param {param.name} is {number}, and each replica of the model has {size} ranks (parallelism). "
                     f"In an elastic fit replicas come and go as a whole: set it to a multiple of {size}."
                 ).about(param.name, "parallelism")
+
+    def _check_slow_links(self) -> None:
+        """Refuse settings that local steps or compressed gradients contradict."""
+        synchronization, compression = self.getSynchronization(), self.getCompression()
+        if synchronization is not None and compression is not None:
+            raise ParamError(
+                "Params synchronization and compression are both set: ranks that update their own weights send no "
+                "gradients. Leave one of them out."
+            ).about("synchronization", "compression")
+        has_gpus = self.getGpusPerWorker() > 0
+        refusals = {
+            "parallelism": (
+                self.getParallelism() is not None,
+                "ranks that have parts of a model need each other in each step",
+            ),
+            "precision": (
+                self.getPrecision() == "float16",
+                "the losses of float16 are scaled by all ranks together; choose 'bfloat16'",
+            ),
+            "syncBatchNorm": (
+                synchronization is not None and self.getSyncBatchNorm(),
+                "it takes statistics over the rows of all ranks in each step",
+            ),
+            "gpusPerWorker": (
+                has_gpus
+                and (
+                    compression is not None
+                    or (synchronization is not None and bool(synchronization.begin_after))
+                    or (synchronization is not None and synchronization.group != "rank")
+                ),
+                "on GPUs gradients are averaged by NCCL, uncompressed, over all ranks: only synchronization with group "
+                "'rank' and begin_after 0 is supported there",
+            ),
+        }
+        name = "synchronization" if synchronization is not None else "compression"
+        for other, (contradicts, why) in refusals.items():
+            if contradicts and (synchronization is not None or compression is not None):
+                raise ParamError(
+                    f"Param {name} is set, and so is {other}: {why}. Leave one of them out."
+                ).about(name, other)
 
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]

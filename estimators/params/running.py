@@ -22,6 +22,7 @@ from sparkdl.training.spec import BALANCES
 
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
+    from sparkdl.slow_links import Compression, Synchronization
 
 
 def _to_url(value: Any) -> str:
@@ -53,6 +54,31 @@ def _parallelism(given: Mapping[str, Any]) -> Parallelism:
         hint = did_you_mean(unknown[0], known, otherwise=f"It takes {', '.join(known)}.", show=repr)
         raise ParamError(f"Param parallelism has no size {unknown[0]!r}. {hint}")
     return Parallelism(**given)
+
+
+def _to_synchronization(value: Any) -> dict[str, Any]:
+    from sparkdl import slow_links  # few fits need it
+
+    return _to_settings(value, slow_links.SYNCHRONIZATIONS, "{'kind': 'DiLoCo', 'every': 32}")
+
+
+def _to_compression(value: Any) -> dict[str, Any]:
+    from sparkdl import slow_links
+
+    return _to_settings(value, slow_links.COMPRESSIONS, "{'kind': 'PowerSGD', 'rank': 4}")
+
+
+def _to_settings(value: Any, kinds: tuple[type[Any], ...], example: str) -> dict[str, Any]:
+    from sparkdl.slow_links import as_dict, settings_of
+
+    if isinstance(value, kinds):
+        return as_dict(value)
+    if not isinstance(value, Mapping):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(
+            f"it takes a {names} of sparkdl.torch, or a dict such as {example}, not a {type(value).__name__}"
+        )
+    return as_dict(settings_of(value, kinds))
 
 
 def _check_filled(param: Param[Any], value: str) -> None:
@@ -144,6 +170,21 @@ class HasRanks(Params):
         'unless ``transport="hierarchical"``; ranks then warn that ``wire`` has no effect.',
     )
 
+    synchronization = Entry(
+        _to_synchronization,
+        "how often ranks synchronize weights that each updates by itself: a LocalSGD or DiLoCo of sparkdl.torch, or a "
+        "dict; default: they average gradients in each step",
+        field="synchronization",
+        more="For slow links between hosts, see docs/slow_links.md.",
+    )
+    compression = Entry(
+        _to_compression,
+        "how ranks compress the gradients that they send: a PowerSGD or TopK of sparkdl.torch, or a dict; default: not "
+        "at all",
+        field="compression",
+        more="For slow links between hosts, on CPU ranks, see docs/slow_links.md.",
+    )
+
     def getParallelism(self) -> Parallelism | None:
         """Return how the model is divided among ranks; None for a replica on each rank."""
         if not self.isSet(self.parallelism):
@@ -154,6 +195,34 @@ class HasRanks(Params):
     def setParallelism(self: ParamsT, value: Parallelism | Mapping[str, Any] | None) -> ParamsT:
         """Set how the model is divided among ranks."""
         return self._set(parallelism=value)
+
+    def getSynchronization(self) -> Synchronization | None:
+        """Return how often ranks synchronize their weights; None if they average gradients in each step."""
+        if not self.isSet(self.synchronization):
+            return None
+        from sparkdl.slow_links import SYNCHRONIZATIONS, settings_of
+
+        given: dict[str, Any] = self.getOrDefault(self.synchronization)
+        made: Synchronization = settings_of(given, SYNCHRONIZATIONS)
+        return made
+
+    def setSynchronization(self: ParamsT, value: Synchronization | Mapping[str, Any] | None) -> ParamsT:
+        """Set how often ranks synchronize their weights."""
+        return self._set(synchronization=value)
+
+    def getCompression(self) -> Compression | None:
+        """Return how ranks compress gradients; None if they send them as they are."""
+        if not self.isSet(self.compression):
+            return None
+        from sparkdl.slow_links import COMPRESSIONS, settings_of
+
+        given: dict[str, Any] = self.getOrDefault(self.compression)
+        made: Compression = settings_of(given, COMPRESSIONS)
+        return made
+
+    def setCompression(self: ParamsT, value: Compression | Mapping[str, Any] | None) -> ParamsT:
+        """Set how ranks compress gradients."""
+        return self._set(compression=value)
 
 
 class HasRows(Params):

@@ -12,14 +12,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from typing import IO, Any
+from contextlib import ExitStack, nullcontext, suppress
+from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
 from sparkdl.collective import Coordinator, Deadline, new_secret
 from sparkdl.errors import CommunicatorTimeoutError, RankError
 from sparkdl.rendezvous.addresses import LOOPBACK
 from sparkdl.topology import name_ranks
+
+if TYPE_CHECKING:
+    from sparkdl.bench.namespaces import Namespace
 
 _START_TIMEOUT_S = 180.0
 _END_TIMEOUT_S = 20.0
@@ -37,10 +40,21 @@ class RankGroup:
         library: a key of :data:`sparkdl.bench.libraries.LIBRARIES`.
         world_size: number of ranks.
         command: command that starts a rank; empty for this Python with :data:`RANK_ARGUMENTS`.
+        hosts: the host of each rank; empty for ranks on this machine.
+        wire: data type in which sums of float32 are sent between hosts.
     """
 
-    def __init__(self, library: str, world_size: int, *, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        library: str,
+        world_size: int,
+        *,
+        command: Sequence[str] = (),
+        hosts: Sequence[Namespace] = (),
+        wire: str = "float32",
+    ) -> None:
         self.library = library
+        self._hosts, self._wire = hosts, wire
         self._is_stopped_when_idle = LIBRARIES[library].is_stopped_when_idle
         self._command = list(command) or [sys.executable, *RANK_ARGUMENTS]
         self._processes: list[subprocess.Popen[str]] = []
@@ -89,28 +103,34 @@ class RankGroup:
 
     def _start(self, world_size: int) -> None:
         secret = new_secret()
-        coordinator = self._stack.enter_context(
-            Coordinator(secret=secret, world_size=world_size, host=LOOPBACK)
-        )
+        with self._hosts[0].entered() if self._hosts else nullcontext():
+            coordinator = self._stack.enter_context(
+                Coordinator(secret=secret, world_size=world_size, host=None if self._hosts else LOOPBACK)
+            )
         inherited = self._stack.enter_context(
             rank_variables(LIBRARIES[self.library], world_size, coordinator, secret)
         )
         self._stack.callback(self._end)
         address = coordinator.address
         for rank, given in enumerate(inherited):
-            process = self._start_rank(given)
+            process = self._start_rank(given, self._hosts[rank].command() if self._hosts else [])
             assert process.stdin is not None
             message = {"library": self.library, "rank": rank, "world_size": world_size}
-            message |= {"secret": secret.hex(), "hosts": address.hosts, "port": address.port}
+            message |= {
+                "secret": secret.hex(),
+                "hosts": address.hosts,
+                "port": address.port,
+                "wire": self._wire,
+            }
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
 
-    def _start_rank(self, given: RankVariables) -> subprocess.Popen[str]:
+    def _start_rank(self, given: RankVariables, prefix: Sequence[str]) -> subprocess.Popen[str]:
         # A file, as a pipe that is not read would fill up and block the rank.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack is its context
         self._stack.callback(errors.close)
         process = subprocess.Popen(
-            self._command,
+            [*prefix, *self._command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -9,7 +9,9 @@ run on it unchanged. The module starts no processes and has no training loop.
 from __future__ import annotations
 
 from sparkdl.collective.current import add_finder
+from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK
 from sparkdl.torch.data_parallel import DataParallel
+from sparkdl.torch.local_updates import LocalUpdates
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup, collective_errors
 from sparkdl.torch.registration import (
     RendezvousStore,
@@ -27,10 +29,15 @@ __all__ = [
     "BACKEND_NAME",
     "CrossRankBatchNorm",
     "DataParallel",
+    "DiLoCo",
+    "LocalSGD",
+    "LocalUpdates",
+    "PowerSGD",
     "RendezvousStore",
     "ReplicaCheck",
     "SparkdlProcessGroup",
     "StoreRendezvous",
+    "TopK",
     "collective_errors",
     "destroy_process_group",
     "init_process_group",

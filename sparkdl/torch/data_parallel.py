@@ -19,15 +19,17 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import ELEMENT_DTYPES, movable, plain_parts, restore
+from sparkdl.torch.compression import compressor_for
 from sparkdl.torch.replicas import LiveParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
     from sparkdl.collective import Communicator, Handle
+    from sparkdl.slow_links import Compression
 
 
 _ALIGNMENT_BYTES = 64
@@ -52,6 +54,16 @@ class Bucket:
     elements: Tensor
     gradients: dict[nn.Parameter, Tensor]
     presence: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the gradients."""
+        return self.presence.dtype
+
+    @property
+    def num_elements(self) -> int:
+        """Number of the elements before ``presence``, with those between gradients; not of complex numbers."""
+        return int(self.presence.storage_offset() - self.elements.storage_offset())
 
 
 def make_buckets(
@@ -166,6 +178,8 @@ class DataParallel(nn.Module):
         communicator: open communicator of the ranks; the caller closes it.
         bucket_bytes: approximate number of bytes of gradients that are reduced as one operation.
         broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
+        compression: how gradients are compressed for slow links; None to average them as they are. Each backward pass
+            that averages counts as an update.
 
     Raises:
         ParamError: if a parameter is not on the CPU, or has gradients that cannot be averaged, such as those of
@@ -181,11 +195,13 @@ class DataParallel(nn.Module):
         *,
         bucket_bytes: int = _BUCKET_BYTES,
         broadcast_buffers: bool = True,
+        compression: Compression | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self._communicator = communicator
         self._broadcasts_buffers = broadcast_buffers
+        self._compressor = None if compression is None else compressor_for(compression, communicator)
         self._averages = True
         self._uncounted: frozenset[nn.Parameter] = frozenset()
         self._bucket_bytes = bucket_bytes
@@ -204,6 +220,8 @@ class DataParallel(nn.Module):
         """The module's output."""
         if self._pass.has_begun:  # a backward pass that has failed
             self._pass.reset()
+            if self._compressor is not None:
+                self._compressor.reset()
         with_gradients = torch.is_grad_enabled()
         if with_gradients:
             self._held[:] = [self]
@@ -244,6 +262,19 @@ class DataParallel(nn.Module):
         self._remove_hooks()
         self._held.clear()
 
+    def compression_state(self) -> dict[str, Any]:
+        """Return this rank's state of the compression, with what is left to send; empty without compression."""
+        if self._compressor is None:
+            return {}
+        return self._compressor.state_dict(
+            {parameter: name for name, parameter in self.module.named_parameters()}
+        )
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`compression_state` returned on this rank."""
+        if self._compressor is not None and state:
+            self._compressor.load_state_dict(state, dict(self.module.named_parameters()))
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """In this context, backward passes accumulate local gradients; the first one after it averages the sums."""
@@ -276,6 +307,8 @@ class DataParallel(nn.Module):
         self._remove_hooks()
         self._buckets = make_buckets(parameters, self._communicator, bucket_bytes=self._bucket_bytes)
         self._pass = _BackwardPass(self._buckets)
+        if self._compressor is not None:
+            self._compressor.lay_out(self._buckets)
         take = partial(_call, WeakMethod(self._on_gradient), self._held)
         self._hooks = {
             parameter: parameter.register_post_accumulate_grad_hook(partial(take, index))
@@ -331,7 +364,10 @@ class DataParallel(nn.Module):
                 ) from None
 
     def _start_allreduce(self, bucket: Bucket, current: _BackwardPass) -> None:
-        current.handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
+        if self._compressor is not None:
+            current.handles.append(self._compressor.start(bucket))
+        else:
+            current.handles.append(self._communicator.allreduce_async(bucket.elements, op="avg"))
 
     def _finish(self) -> None:
         """End the backward pass: reduce the remaining buckets, and wait for all reductions."""
@@ -341,12 +377,15 @@ class DataParallel(nn.Module):
             bucket = self._buckets[index]
             if not self._settle(bucket):
                 lacking.append(bucket)
-            if index < len(self._buckets) - 1:
+            if index < len(self._buckets) - 1 or self._compressor is not None:
                 self._start_allreduce(bucket, current)
             else:
                 self._communicator.allreduce(bucket.elements, op="avg")
-        for handle in current.handles:
-            handle.wait()
+        if self._compressor is not None:
+            self._compressor.finish()
+        else:
+            for handle in current.handles:
+                handle.wait()
         for bucket in lacking:
             for (parameter, gradient), on_some_rank in zip(
                 bucket.gradients.items(), bucket.presence.tolist(), strict=True
@@ -413,7 +452,7 @@ def broadcast_tensors(tensors: Iterable[Tensor], communicator: Communicator, nam
     """Overwrite tensors in place with rank 0's values. Collective."""
     parts = [part for tensor in tensors for part in plain_parts(tensor)]
     with torch.no_grad():
-        sent = [(part, movable(part)) for part in parts]
+        sent = [(part, movable(part).to("cpu")) for part in parts]  # a communicator takes no memory of GPUs
         handles = [communicator.broadcast_async(values, root=0, name=name) for _, values in sent]
         for handle in handles:
             handle.wait()

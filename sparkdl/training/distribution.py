@@ -18,7 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.model.losses import LossTerm
-from sparkdl.torch import DataParallel, ReplicaCheck, init_process_group, synchronized_batch_norms
+from sparkdl.torch import (
+    DataParallel,
+    LocalUpdates,
+    ReplicaCheck,
+    init_process_group,
+    synchronized_batch_norms,
+)
 from sparkdl.torch.buffers import plain_parts
 from sparkdl.torch.replicas import LiveParameters
 from sparkdl.training.objective import Evaluation, StepModule
@@ -26,7 +32,7 @@ from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import use_float8
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import ExitStack
 
     from torch import Tensor
@@ -56,10 +62,12 @@ class ModelDistribution(ABC):
             ones.
         name: name of the layout; if it is the same when a fit resumes, each rank continues with its own state.
         is_divided: whether each rank has only a part of the module, so that operations on the whole are collective.
+        local: updates that each rank makes of its own weights; None if each update is made of averaged gradients.
     """
 
     is_divided = False
     counts_rows = counts_outputs = True
+    local: LocalUpdates | None = None
     module: nn.Module
     called: nn.Module
     evaluated: nn.Module
@@ -105,6 +113,31 @@ class ModelDistribution(ABC):
 
     def take_up_changes(self) -> None:  # noqa: B027  # whole modules alone may change
         """Take up layers that were added or replaced, and parameters that were frozen or unfrozen. Collective."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the next update is made of the gradients of this rank, or of some ranks, alone."""
+        return self.local is not None and self.local.is_local
+
+    def after_update(self, *, ends_epoch: bool, is_due: bool) -> bool:
+        """Synchronize the ranks after an update if it is time; return whether all have the same weights. Collective.
+
+        Args:
+            ends_epoch: whether it is the last update of an epoch, after which the ranks synchronize in any case.
+            is_due: whether a checkpoint, or a border of an elastic fit, waits for a synchronization.
+        """
+        del ends_epoch, is_due
+        return True
+
+    def begin(self) -> None:  # noqa: B027  # local updates alone begin with weights
+        """Begin with the weights that the module has now, such as those of a checkpoint."""
+
+    def rank_state(self) -> dict[str, Any]:
+        """The state of this rank's replica that other ranks do not share, for a checkpoint."""
+        return {}
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # replicas alone have one
+        """Continue from what :meth:`rank_state` returned on this rank."""
 
     @abstractmethod
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
@@ -174,15 +207,19 @@ class Replicas(ModelDistribution):
         self.rank = self.reader = self.generator_index = communicator.rank
         self.num_ranks = self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"
-        self.called = self._wrap(spec, communicator, device, resources)
+        self._resources = resources
+        self._compression = spec.compression
+        self._averages_all = True
+        if spec.synchronization is not None:
+            self.local = LocalUpdates(self.module, spec.synchronization, communicator)
+            resources.callback(self.local.close)
+        self.called = self._wrap(spec, communicator, device)
         self.evaluated = self.module
 
-    def _wrap(
-        self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
-    ) -> nn.Module:
+    def _wrap(self, spec: TrainingSpec, communicator: Communicator, device: torch.device) -> nn.Module:
         module = self.module
         if spec.sync_batch_norm and communicator.world_size > 1:
-            resources.enter_context(synchronized_batch_norms(module))
+            self._resources.enter_context(synchronized_batch_norms(module))
         if spec.compile:
             module.compile()
         if communicator.world_size == 1:
@@ -194,11 +231,22 @@ class Replicas(ModelDistribution):
             # Operations of NCCL are not counted: there, a step without rows is called as if it had collectives.
             count = partial(_num_operations, communicator) if device.type == "cpu" else None
             self._step = whole = StepModule(module, spec.user_step, count)
-        if device.type == "cpu":
-            wrapped = DataParallel(whole, communicator)
-            resources.callback(wrapped.close)  # the module may be trained again
-            return wrapped
-        return self._wrap_by_ddp(whole)
+        if self.is_local:
+            return self._wrap_locally(whole)
+        return self._wrap_by_own(whole, communicator) if device.type == "cpu" else self._wrap_by_ddp(whole)
+
+    def _wrap_by_own(self, whole: nn.Module, communicator: Communicator) -> DataParallel:
+        wrapped = DataParallel(whole, communicator, compression=self._compression)
+        self._resources.callback(wrapped.close)  # the module may be trained again
+        return wrapped
+
+    def _wrap_locally(self, whole: nn.Module) -> nn.Module:
+        """The module with which local updates are made: itself, or wrapped for the ranks that average gradients."""
+        assert self.local is not None
+        group = self.local.group
+        self._averages_all = False
+        self.num_averaged = 1 if group is None else group.world_size
+        return whole if group is None else self._wrap_by_own(whole, group)
 
     def _wrap_by_ddp(self, whole: nn.Module) -> nn.Module:
         """DistributedDataParallel of a module as it is now; it does not notice changes itself."""
@@ -219,6 +267,8 @@ class Replicas(ModelDistribution):
 
     def take_up_changes(self) -> None:
         """Take up layers that were added or replaced, and parameters that were frozen or unfrozen. Collective."""
+        if self.local is not None:
+            self.local.take_up_changes()
         if isinstance(self.called, DataParallel):
             self.called.take_up_changes()
         if isinstance(self.called, DistributedDataParallel) and self._live.look():
@@ -228,6 +278,45 @@ class Replicas(ModelDistribution):
     def sharers(self) -> tuple[Communicator, list[int]]:
         """The communicator of all ranks, and all ranks."""
         return self._communicator, list(range(self.num_ranks))
+
+    def begin(self) -> None:
+        """Begin with the weights that the module has now, such as those of a checkpoint."""
+        if self.local is not None:
+            self.local.begin()
+            self._begin_local_updates()
+
+    def after_update(self, *, ends_epoch: bool, is_due: bool) -> bool:
+        """Synchronize the ranks after an update if it is time; return whether all have the same weights. Collective.
+
+        Ranks that overlap their reductions have the same weights nowhere within an epoch, unless a checkpoint is due:
+        then they wait for the average when they would have sent their progress.
+        """
+        if self.local is None:
+            return True
+        is_synchronized = self.local.after_step(ends=ends_epoch, waits=is_due)
+        self._begin_local_updates()
+        return is_synchronized
+
+    def rank_state(self) -> dict[str, Any]:
+        """What this rank has not sent yet of its gradients."""
+        return (
+            {"compression": self.called.compression_state()} if isinstance(self.called, DataParallel) else {}
+        )
+
+    def load_rank_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`rank_state` returned on this rank."""
+        if isinstance(self.called, DataParallel):
+            self.called.load_compression_state(state.get("compression", {}))
+
+    def _begin_local_updates(self) -> None:
+        """Average no more gradients of all ranks, if local updates have just begun."""
+        if (
+            self.is_local
+            and self.num_averaged == self.num_ranks > 1
+            and isinstance(self.called, DataParallel)
+        ):
+            self.called.close()
+            self.called = self._wrap_locally(self.called.module)
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of the modules of all ranks; None on one rank."""

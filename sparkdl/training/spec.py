@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkdl.model.heads import Head
     from sparkdl.model.inputs import ModelInputs
     from sparkdl.parallel import Parallelism
+    from sparkdl.slow_links import Compression, Synchronization
     from sparkdl.training.callbacks import Callback, Patience
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.learning_rate import SchedulerFactory
@@ -192,6 +193,12 @@ class TrainingSpec:
 
     parallelism: Parallelism | None = field(default=None, metadata=FREE)
     """How the module is divided among ranks; None for a replica on each rank."""
+
+    synchronization: Synchronization | None = field(default=None, metadata=DESCRIBED)
+    """When ranks synchronize weights that each of them updates by itself; None for averaged gradients in each step."""
+
+    compression: Compression | None = field(default=None, metadata=DESCRIBED)
+    """How gradients are compressed for slow links; None to average them as they are."""
 
     checkpoints: CheckpointPlan | None = field(default=None, metadata=FREE)
     """Where and when checkpoints are taken, and the folder from which the fit resumes; None for no checkpoints."""

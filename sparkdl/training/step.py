@@ -126,6 +126,9 @@ class TrainingStep:
     Attributes:
         on_loss: function that is called when the loss of a batch is computed, before the backward pass; with a
             pipeline, after it.
+
+    A local update takes the same scaled gradients of this rank alone, so that the average of the ranks' updates by
+    plain SGD is the update by averaged gradients. If ``W`` depends on batch contents, it is ``P * w``.
     """
 
     def __init__(
@@ -188,7 +191,11 @@ class TrainingStep:
                 term, weight = self._pass_without_rows(), 0.0
         self._weight_of_update += weight
         if updates:
-            self._update.prepare(self._divisor(self._plan.rows_of_update(step)))
+            divisor = self._divisor(self._plan.rows_of_update(step))
+            if self._distribution.is_local and not (divisor and self._has_weight()):
+                self._update.clear_gradients()
+                divisor = 1.0  # the schedule goes on as that of other ranks, which have rows
+            self._update.prepare(divisor)
             self._weight_of_update = 0.0
         self._finite.compare_records(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
@@ -240,11 +247,20 @@ class TrainingStep:
         if not self.objective.weight_depends_on_content:
             return 1.0
         total = np.array([self._weight_of_update], dtype=np.float64)
-        if self._communicator.world_size > 1:
-            self._communicator.allreduce(total, op="sum")
+        local = self._distribution.local
+        is_local = self._distribution.is_local
+        communicator = local.group if is_local and local is not None else self._communicator
+        if communicator is not None and communicator.world_size > 1:
+            communicator.allreduce(total, op="sum")
         predicted, weight = self._weight_per_row * rows_of_update, float(total[0])
+        if is_local:  # the other ranks' rows are taken to weigh as much
+            return weight / predicted * self._communicator.world_size / self._distribution.num_averaged
         self._next_weight_per_row = weight / rows_of_update if weight else self._weight_per_row
         return weight / predicted
+
+    def _has_weight(self) -> bool:
+        """Whether rows of this rank, or of those with which it averages gradients, count in a local update."""
+        return self._distribution.num_averaged > 1 or self._weight_of_update > 0
 
     def _pass_without_rows(self) -> LossTerm:
         """Take part in a step without rows, because the other ranks wait for this rank's gradients.

@@ -304,6 +304,7 @@ class Trainer:
             update=self.update,
             step=self.step,
             course=self.control,
+            **({} if self.distribution.local is None else {"local": self.distribution.local}),
         )
         self.checkpoints = resources.enter_context(
             Checkpoints(
@@ -391,35 +392,47 @@ class Trainer:
         with error_context("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
-            if self.plan.is_last_of_update(step):
-                self._update(epoch, step, meter)
+            # Whether all ranks have the same weights, between two updates.
+            are_equal = self.plan.is_last_of_update(step) and self._update(epoch, step, meter)
         self.control.end_step(epoch, step, result.loss_mean)
-        if (
-            self.replicas is not None
-            and not self.replicas.were_equal_at
-            and self.plan.is_last_of_update(step)
-        ):
+        if self.replicas is not None and not self.replicas.were_equal_at and are_equal:
             self._compare_replicas(text)
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
-        self.checkpoints.after_step(epoch, step, meter)
-        if self.handover is not None and self.plan.is_last_of_update(step) and step < self.plan.num_steps:
+        if are_equal:
+            self.checkpoints.after_update(epoch, step, meter)
+        if self.handover is not None and are_equal and step < self.plan.num_steps:
             self.handover.leave_if_asked()
         if self.speeds is not None:
             following = step - self.plan.steps_before
             self.speeds.end_step(result.rows, epoch=epoch, step=step, following=following)
 
-    def _update(self, epoch: int, step: int, meter: EpochMeter) -> None:
-        """Update the weights; in an elastic launch, once all ranks can."""
+    def _update(self, epoch: int, step: int, meter: EpochMeter) -> bool:
+        """Update the weights; return whether all ranks have the same now. In an elastic launch this is a border."""
         handover = self.handover
-        if handover is None:
+        if handover is None or self.distribution.local is not None:
             self.step.update()
-            return
+            are_equal = self._after_update(epoch, step)
+            if handover is not None and are_equal:
+                handover.settle(meter, partial(handover.note_step, self, epoch, step, meter))
+            return are_equal
 
         def update() -> None:
             self.step.update()
+            self.checkpoints.count_update()
             handover.note_step(self, epoch, step, meter)
 
         handover.settle(meter, update)
+        return True
+
+    def _after_update(self, epoch: int, step: int) -> bool:
+        """Count an update, and synchronize the ranks if it is time; return whether all have the same weights."""
+        is_due = self.checkpoints.count_update()
+        if self.handover is not None:
+            is_due = self.handover.count_update(self) or is_due
+        with error_context(
+            "the synchronization", rank=self.communicator.rank, where=f"epoch {epoch}, step {step}"
+        ):
+            return self.distribution.after_update(ends_epoch=step == self.plan.num_steps, is_due=is_due)
 
     def _run_steps(self, epoch: int, meter: EpochMeter) -> None:
         if not self.plan.has_steps:
@@ -440,6 +453,7 @@ class Trainer:
         """Restore the checkpoint that was chosen, if any, and return the epoch to continue with."""
         held = None if self.handover is None else self.handover.share(self.distribution, self.communicator)
         start = self.checkpoints.resume(held)
+        self.distribution.begin()
         self.progress.resume(
             epoch=start.epoch,
             steps=start.step,

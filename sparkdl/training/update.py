@@ -156,9 +156,9 @@ class WeightUpdate:
         self._num_updates += 1
         if self._has_gradients:
             self._step()
-        self._clear_gradients()
+        self.clear_gradients()
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         """Do what ``zero_grad`` does, but look for the module's layers, which takes longest, only after changes."""
         self._live.look()
         for parameter in self._live.parameters:

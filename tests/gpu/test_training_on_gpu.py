@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from sparkdl.errors import RankError
+from sparkdl.slow_links import LocalSGD
 from tests.gpu.gpu_scenes import NotFiniteFromStep, needs_gpu, needs_two_gpus
 from tests.run_ranks import run_ranks
 from tests.training.scenes.checkpoint_scenes import (
@@ -69,6 +72,18 @@ def test_two_ranks_learn_on_gpus_what_one_process_learns_on_the_joined_batches(
         make_spec(device="cuda"),
         write_dataset(tmp_path, 33),
     )  # rank 1 has no rows in the last step
+    expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
+    for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150, variables=variables):
+        assert_same_weights(outcome.weights, expected)
+
+
+@shared_or_own
+def test_two_ranks_that_synchronize_after_each_step_on_gpus_learn_what_one_process_learns(
+    tmp_path: Path, variables: dict[str, str] | None
+) -> None:
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    spec = make_spec(device="cuda", optimizer=optimizer, synchronization=LocalSGD(every=1))
+    dataset = write_dataset(tmp_path, 33)
     expected = train_in_one_process(copy.deepcopy(spec), dataset, world_size=2)
     for (outcome,) in run_ranks(2, train_all, [(spec, dataset)], timeout_s=150, variables=variables):
         assert_same_weights(outcome.weights, expected)

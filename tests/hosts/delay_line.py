@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from tests.hosts.namespaces import Namespace
+    from sparkdl.bench.namespaces import Namespace
 
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0

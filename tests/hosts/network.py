@@ -11,17 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sparkdl.bench.namespaces import Namespace, configure, limit, why_impossible
 from tests.hosts.delay_line import DelayLine
-from tests.hosts.namespaces import Namespace, why_impossible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
-
-_BURST = "256kb"
-"""Size of the token bucket: it must hold the largest packet before the kernel segments it, 64 KiB."""
-
-_QUEUE_MS = 10
 
 
 class Network:
@@ -81,17 +76,17 @@ def hosts_with_ranks(
     with ExitStack() as stack:
         switch = stack.enter_context(Namespace())
         hosts = [stack.enter_context(Namespace()) for _ in ranks_per_host]
-        _batch(switch, ["link add switch0 type bridge mcast_snooping 0", "link set switch0 up"])
+        configure(switch, ["link add switch0 type bridge mcast_snooping 0", "link set switch0 up"])
         for number, host in enumerate(hosts):
             if delay_s:
                 stack.enter_context(DelayLine(host, "eth0", switch, f"port{number}", delay_s=delay_s))
             else:
-                _batch(switch, [f"link add port{number} type veth peer name eth0 netns {host.pid}"])
-            _batch(switch, [f"link set port{number} master switch0", f"link set port{number} up"])
-            _batch(host, ["link set lo up", *_decoy(decoy), *_addresses(number, family)])
+                configure(switch, [f"link add port{number} type veth peer name eth0 netns {host.pid}"])
+            configure(switch, [f"link set port{number} master switch0", f"link set port{number} up"])
+            configure(host, ["link set lo up", *_decoy(decoy), *_addresses(number, family)])
             if gigabits_per_s is not None:
-                _limit(switch, f"port{number}", gigabits_per_s)
-                _limit(host, "eth0", gigabits_per_s)
+                limit(switch, f"port{number}", gigabits_per_s)
+                limit(host, "eth0", gigabits_per_s)
         yield Network(switch, hosts, ranks_per_host)
 
 
@@ -109,12 +104,3 @@ def _decoy(wanted: bool) -> list[str]:
         "address add 172.17.0.1/16 dev decoy0",
         "link set decoy0 up",
     ]
-
-
-def _limit(namespace: Namespace, interface: str, gigabits_per_s: float) -> None:
-    rate = f"rate {round(gigabits_per_s * 1e9)}bit burst {_BURST} latency {_QUEUE_MS}ms"
-    namespace.run(["tc", "qdisc", "add", "dev", interface, "root", "tbf", *rate.split()])
-
-
-def _batch(namespace: Namespace, commands: Sequence[str]) -> None:
-    namespace.run(["ip", "-batch", "-"], "\n".join(commands) + "\n")

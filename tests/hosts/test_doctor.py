@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sparkdl.bench.namespaces import Namespace, why_impossible
 from sparkdl.collective import new_secret
 from sparkdl.doctor.finding import GOOD, NOTE
 from sparkdl.doctor.network import judge_network, survey_network
-from tests.hosts.namespaces import Namespace, why_impossible
 from tests.hosts.network import hosts_with_ranks
 from tests.launchers import ROOT, environment
 from tests.run_ranks import run_ranks

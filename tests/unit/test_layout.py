@@ -42,8 +42,8 @@ LAYERS = {
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
-    "torch": "registration, gpu, process_group, movements | reductions | objects, submission | data_parallel, "
-    "averaging, replicas, buffers | sync_batch_norm | futures, work",
+    "torch": "registration, gpu, process_group, movements | reductions | objects, local_updates, submission | "
+    "data_parallel, averaging, replicas | compression, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",
     "checkpoint": "training_state | writer, tensors | commit_place | parts, held, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
@@ -67,8 +67,8 @@ LAYERS = {
     "jobs": "command, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
     "cli": "demo, __main__ | local_session | run, elastic_run",
-    "bench": "allreduce | feed | fit | parallel | step, contest, plot | rank_group | transform, "
-    "contenders | libraries | options | report",
+    "bench": "allreduce | feed | fit | link | parallel | step, contest, plot | rank_group | transform, "
+    "contenders | libraries | namespaces | options | report",
     "estimators": "ready_made, torch_estimator, torch_model, fit | persistence, params | summary, "
     "scoring | summary_plot",
 }

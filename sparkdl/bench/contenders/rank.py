@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from sparkdl.bench.contenders.allreduce import allreduce_trial
 from sparkdl.bench.contenders.arithmetic import arithmetic_trial
 from sparkdl.bench.contenders.feed import feed_trial
+from sparkdl.bench.contenders.link import link_trial
 from sparkdl.bench.contenders.parallel import parallel_trial
 from sparkdl.bench.contenders.sessions import RankSession, open_session
 from sparkdl.bench.contenders.step import step_trial
@@ -76,6 +77,7 @@ TRIALS: dict[str, Callable[[RankSession, str, dict[str, Any]], Trial]] = {
     "allreduce": allreduce_trial,
     "feed": feed_trial,
     "fit": arithmetic_trial,
+    "link": link_trial,
     "parallel": parallel_trial,
     "step": step_trial,
 }
@@ -93,7 +95,9 @@ def main() -> None:
     address = Address(hosts=tuple(task["hosts"]), port=task["port"])
     with (
         RendezvousClient.connect(address, secret, _CONNECT_TIMEOUT_S) as rendezvous,
-        open_session(task["library"], rendezvous, secret, task["rank"], task["world_size"]) as session,
+        open_session(
+            task["library"], rendezvous, secret, task["rank"], task["world_size"], wire=task["wire"]
+        ) as session,
     ):
         _say(answers, {})
         for line in sys.stdin:

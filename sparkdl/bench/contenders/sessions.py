@@ -43,11 +43,22 @@ class RankSession:
 
 @contextmanager
 def open_session(
-    library: str, rendezvous: RendezvousClient, secret: bytes, rank: int, world_size: int
+    library: str,
+    rendezvous: RendezvousClient,
+    secret: bytes,
+    rank: int,
+    world_size: int,
+    *,
+    wire: str = "float32",
 ) -> Iterator[RankSession]:
     """Open a library; called on all ranks. ``library`` is a key of :data:`sparkdl.bench.libraries.LIBRARIES`."""
     with open_communicator(
-        rendezvous=rendezvous, rank=rank, world_size=world_size, secret=secret, timeout_s=_TIMEOUT_S
+        rendezvous=rendezvous,
+        rank=rank,
+        world_size=world_size,
+        secret=secret,
+        timeout_s=_TIMEOUT_S,
+        wire=wire,
     ) as communicator:
         close = _OPENERS[library](communicator, rendezvous)
         yield RankSession(communicator=communicator)

@@ -107,6 +107,7 @@ class Checkpoints:
         self._distribution = distribution
         self._writer: CheckpointWriter | None = None
         self._num_updates = 0
+        self._is_due = False
         self._position = ResumePoint()
 
     def __enter__(self) -> Checkpoints:
@@ -170,14 +171,23 @@ class Checkpoints:
         if is_resumed and self._position.meter:
             meter.load_state_dict(self._position.meter)
 
-    def after_step(self, epoch: int, step: int, meter: EpochMeter) -> None:
-        """Take a checkpoint if one is due after this step, counted from 1. Collective."""
-        if self._plan is None or not self._updates.is_last_of_update(step):
-            return
-        self._num_updates += 1
+    def count_update(self) -> bool:
+        """Count an update of the weights; return whether a checkpoint is due as soon as all ranks have the same."""
+        if self._plan is not None:
+            self._num_updates += 1
+            if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
+                self._is_due = True
+        return self._is_due
+
+    def after_update(self, epoch: int, step: int, meter: EpochMeter) -> None:
+        """Take a checkpoint if one is due after this step, counted from 1, after which all ranks have the same weights.
+
+        Collective.
+        """
         if step == self._updates.num_steps:
-            return  # the checkpoint at the end of the epoch follows
-        if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:
+            self._is_due = False  # the checkpoint at the end of the epoch follows
+        if self._is_due:
+            self._is_due = False
             self._step.check_losses(epoch=epoch, step=step)
             self._compare(f"epoch {epoch}, step {step}")
             where = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
@@ -208,12 +218,19 @@ class Checkpoints:
         is_best: bool = False,
     ) -> None:
         module = self._state.module
-        own = {**own, "wants_to_stop": self._control.wants_to_stop}
+        own = {**own, "wants_to_stop": self._control.wants_to_stop, **self.rank_state()}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
         self._writer.wait()
         self._writer.write(self._content(where, ranks, history, is_best=is_best))
+
+    def rank_state(self) -> dict[str, Any]:
+        """State of this rank alone: of its replica and, where updates are local, of its optimizer."""
+        state = self._distribution.rank_state()
+        if self._distribution.is_local and self._communicator.rank != 0:
+            state["optimizer"] = self._state.optimizer.state_dict()["state"]
+        return state
 
     def hold(
         self, where: dict[str, Any], ranks: Sequence[bytes], history: Sequence[EpochRecord], **others: Any
@@ -325,6 +342,10 @@ class Checkpoints:
             meters = [state["meter"] for state in states if state.get("meter")]
             return join_meter_states(meters, rank) if meters else {}
         set_buffers(dict(module.named_buffers()), own["buffers"])
+        self._distribution.load_rank_state(own)
+        if "optimizer" in own:
+            optimizer = self._state.optimizer
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": own["optimizer"]})
         set_random_state(own["random"], self._step.device)
         meter: dict[str, Any] = own.get("meter", {})
         return meter

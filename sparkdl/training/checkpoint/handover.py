@@ -6,6 +6,9 @@ border. Ranks pass a border in two phases, like a commit in a database: first al
 gradients of all, then each updates its weights, for which it needs no other. So if a rank is lost, those that are left
 can all pass the border if one of them has, and all return to the one before if none has. When a rank leaves a world, it
 copies its state into memory and continues from it; ranks that join get that of one that has the same part of the model.
+
+Where ranks update their own weights, a border is a synchronization, after which they go on: the whole state is copied
+there.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
     from sparkdl.training.trainer import Trainer
 
 
+_MOST_ROUNDS = 8
+
+
 class ElasticContext(Protocol):
     """The part of the launcher's context that is used here; :class:`sparkdl.launch.RankContext` has it."""
 
@@ -64,6 +70,7 @@ class Border:
         meter: returns the state of this rank's meter of the epoch; an empty dict at the end of the epoch.
         random: states of the generators of random numbers.
         buffers: buffers of the module and of the losses, which a step changes before its update, each with a copy.
+        held: copy of the whole state; None if the state stays what it is until the next border.
     """
 
     where: dict[str, Any]
@@ -71,6 +78,7 @@ class Border:
     meter: Callable[[], dict[str, Any]]
     random: dict[str, Any]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    held: HeldCheckpoint | None = None
 
 
 class Handover:
@@ -95,6 +103,7 @@ class Handover:
         self._held: HeldCheckpoint | None = None
         self._own = b""
         """State of this rank alone, as :func:`~sparkdl.training.checkpoint.state.read_rank_state` reads it."""
+        self._num_since_border = 0
         self._place = (0, 0)
         """Rank and number of ranks in the world that this rank has left."""
         self._places: list[list[int]] = []
@@ -115,6 +124,16 @@ class Handover:
         self._change = None
         change()
 
+    def count_update(self, trainer: Trainer) -> bool:
+        """Count an update of the weights; return whether a border is due, because there was none for eight rounds.
+
+        Ranks that overlap the averages of their progress with steps have the same weights nowhere within an epoch,
+        unless they wait for one.
+        """
+        self._num_since_border += 1
+        local = trainer.spec.synchronization
+        return local is not None and self._num_since_border >= _MOST_ROUNDS * local.every
+
     def note_step(self, trainer: Trainer, epoch: int, step: int, meter: EpochMeter) -> None:
         """Note the border after an update of the weights."""
         kept = meter.metrics.state_dict() if trainer.spec.metrics else None
@@ -132,15 +151,19 @@ class Handover:
 
     def _note(self, trainer: Trainer, where: dict[str, Any], meter: Callable[[], dict[str, Any]]) -> None:
         self.progress += 1
+        self._num_since_border = 0
         with torch.no_grad():
             buffers = [(buffer, buffer.clone()) for buffer in _buffers(trainer)]
-        self._border = Border(
+        border = Border(
             where={**where, "finished": False},
             has_steps=where["step"] < trainer.plan.num_steps,
             meter=meter,
             random=random_state(trainer.device),
             buffers=buffers,
         )
+        if trainer.distribution.local is not None:
+            border = replace(border, held=_held(trainer, border))
+        self._border = border
 
     def ask_to_leave(self) -> None:
         """Ask the driver that this rank may leave the run; another one takes its place."""
@@ -194,7 +217,7 @@ class Handover:
         file = io.BytesIO()
         torch.save(copy_to_host(own, "the state of a rank"), file)
         self._own = file.getvalue()
-        self._held = trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
+        self._held = border.held or _held(trainer, border)
         self._place = trainer.communicator.rank, trainer.communicator.world_size
         self._border = None
 
@@ -204,7 +227,7 @@ class Handover:
         Without a state, as in the first world, it is that of the last checkpoint, if there is one. Else it is that of
         the ranks that have come farthest, which :meth:`share` gives to the others.
         """
-        self._border = None
+        self._border, self._num_since_border = None, 0
         if not self.has_state:
             return agree_on_checkpoint(spec, dataset, communicator, planned_ranks=self._planned_ranks)
         about = {} if self._held is None else self._held.content.about
@@ -255,6 +278,10 @@ class Handover:
         self._held = replace(self._held, content=replace(content, about=about, state=state))
         self.progress = progress
         return self._held
+
+
+def _held(trainer: Trainer, border: Border) -> HeldCheckpoint:
+    return trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
 
 
 def _buffers(trainer: Trainer) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelErro
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.parallel import Parallelism
+from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, as_dict
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
 
 CLASSES = {**ESTIMATORS, **MODELS}
@@ -31,6 +32,8 @@ OTHER_VALUES = {
     "scheduler": lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 2 * steps),
     "store": "/some/store",
     "parallelism": {"shard": 2, "recompute": True},
+    "synchronization": {"kind": "DiLoCo", "every": 7},
+    "compression": {"kind": "TopK", "ratio": 0.5},
     "corpusWeights": {"books": 2.0},
     "passFeaturesBy": "name",
     "labels": ["yes", "no"],
@@ -76,11 +79,13 @@ def accessor(instance, kind, param):
 
 
 def shown(value):
-    """The value as it was set: getters return a Store for a URL, Parallelism for a dict, and a tuple for a list."""
+    """The value as it was set: getters return a Store for a URL, settings for a dict, and a tuple for a list."""
     if isinstance(value, Store):
         return value.url
     if isinstance(value, Parallelism):
         return {"shard": value.shard, "recompute": value.recompute}
+    if isinstance(value, (*SYNCHRONIZATIONS, *COMPRESSIONS)):
+        return as_dict(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -13,6 +13,7 @@ from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators import Callback, TorchEstimator, TorchRegressor
 from sparkdl.estimators.fit.fit import with_param_maps
 from sparkdl.estimators.fit.rows import rows_needed
+from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK
 from sparkdl.training.update import make_optimizer
 
 
@@ -187,3 +188,48 @@ def test_each_of_several_param_maps_has_checkpoints_of_its_own():
     several = with_param_maps(estimator, [{estimator.epochs: 1}, {estimator.checkpointDir: "/here"}])
     assert [copy.getCheckpointDir() for copy in several] == ["/there/fit-0", "/here/fit-1"]
     assert with_param_maps(estimator, [{}])[0].getCheckpointDir() == "/there/"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"compression": TopK(ratio=0.1)}, "synchronization and compression are both set"),
+        ({"parallelism": {"shard": 2}, "numWorkers": 2}, "and so is parallelism: ranks that have parts"),
+        ({"precision": "float16"}, "and so is precision: the losses of float16"),
+        ({"syncBatchNorm": True}, "and so is syncBatchNorm: it takes statistics"),
+        (
+            {"gpusPerWorker": 1, "synchronization": DiLoCo(every=4, group="host")},
+            "and so is gpusPerWorker: on GPUs gradients are averaged by NCCL",
+        ),
+        (
+            {"gpusPerWorker": 1, "synchronization": None, "compression": PowerSGD(rank=2)},
+            "Param compression is set, and so is gpusPerWorker",
+        ),
+    ],
+)
+def test_settings_that_contradict_rare_synchronizations_are_refused(params, message):
+    with pytest.raises(ParamError, match=message):
+        make_estimator(**{"synchronization": LocalSGD(every=8), **params}).check_settings()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"synchronization": {"kind": "DiLoCo", "evry": 3}},
+            "DiLoCo has no setting 'evry'. Did you mean 'every'",
+        ),
+        ({"synchronization": {"kind": "LocalSGD", "every": 0}}, "every of LocalSGD is 0"),
+        ({"compression": LocalSGD(every=2)}, "a PowerSGD or TopK of sparkdl.torch, or a dict such as"),
+    ],
+)
+def test_settings_of_slow_links_are_refused_when_they_are_set(params, message):
+    with pytest.raises((ParamError, ParamTypeError), match=message):
+        make_estimator(**params)
+
+
+def test_settings_of_slow_links_are_given_as_objects_or_as_dicts():
+    given = make_estimator(synchronization={"kind": "DiLoCo", "every": 32, "overlap": True})
+    assert given.getSynchronization() == DiLoCo(every=32, overlap=True)
+    assert make_estimator(compression=PowerSGD(rank=4)).getCompression() == PowerSGD(rank=4)
+    assert make_estimator().getSynchronization() is make_estimator().getCompression() is None

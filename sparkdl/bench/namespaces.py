@@ -29,7 +29,7 @@ class Namespace:
     def __init__(self) -> None:
         # cat echoes the first line once unshare has created the namespaces and executed cat.
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "cat"],
+            ["unshare", "--net", "--mount", "cat"],  # noqa: S607  # found where the user has it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -45,7 +45,7 @@ class Namespace:
         if answer != b"here\n":
             _, complaint = self._holder.communicate()
             raise OSError(f"cannot make namespaces: {complaint.decode().strip()}")
-        self.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])
+        self.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])  # noqa: S108  # of the namespace
 
     @property
     def pid(self) -> int:
@@ -122,6 +122,36 @@ def why_impossible() -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+_BURST = "256kb"
+"""Size of the token bucket: it must hold the largest packet before the kernel segments it, 64 KiB."""
+
+_QUEUE_MS = 10
+
+
+def limit(namespace: Namespace, interface: str, gigabits_per_s: float) -> None:
+    """Limit the rate at which an interface sends, by a token bucket (``tc``'s tbf)."""
+    rate = f"rate {round(gigabits_per_s * 1e9)}bit burst {_BURST} latency {_QUEUE_MS}ms"
+    namespace.run(["tc", "qdisc", "add", "dev", interface, "root", "tbf", *rate.split()])
+
+
+def configure(namespace: Namespace, commands: Sequence[str]) -> None:
+    """Run commands of ``ip`` inside."""
+    namespace.run(["ip", "-batch", "-"], "\n".join(commands) + "\n")
+
+
+@contextmanager
+def two_hosts(gigabits_per_s: float) -> Iterator[tuple[Namespace, Namespace]]:
+    """Make two hosts with a cable between them that is limited in both directions."""
+    with Namespace() as first, Namespace() as second:
+        configure(first, [f"link add eth0 type veth peer name eth0 netns {second.pid}"])
+        for number, host in enumerate((first, second), 1):
+            configure(
+                host, ["link set lo up", f"address add 10.77.1.{number}/24 dev eth0", "link set eth0 up"]
+            )
+            limit(host, "eth0", gigabits_per_s)
+        yield first, second
 
 
 def _enter(fd: int) -> None:

@@ -1,0 +1,214 @@
+"""``sparkdl bench link``: the time of a training step on two hosts with a slow link, by how the ranks use it.
+
+Runs where it is called, as root: the hosts are network namespaces of this machine, with a cable whose rate is limited.
+Each has one rank with one thread. ``alone`` trains without any communication, which is the speed without a link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.bench.contenders.link import MODELS
+from sparkdl.bench.libraries import missing_libraries
+from sparkdl.bench.namespaces import Namespace, two_hosts, why_impossible
+from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.rank_group import Answer, RankGroup
+from sparkdl.bench.report import format_time, percentile, write_report
+from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.data.files.filesystems import local_path
+from sparkdl.errors import CommunicatorError, ParamError
+from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK, as_dict
+
+_TURN_TIMEOUT_S = 1800.0
+_MAX_STEPS = 8
+"""Most steps of a round of contenders whose steps are all alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkContender:
+    """What the ranks of a contender do.
+
+    Attributes:
+        way: ``"alone"``, ``"gradients"`` if each step averages them, or ``"local"`` if ranks synchronize now and then.
+        steps: number of steps of a round.
+        settings: settings of the compression or of the synchronization, as a dict.
+        wire: data type in which sums of float32 are sent.
+    """
+
+    way: str
+    steps: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    wire: str = "float32"
+
+
+def contenders_for(every: int) -> dict[str, LinkContender]:
+    """Return the contenders by name; ``every`` is the number of steps between two synchronizations."""
+    overlapped = as_dict(DiLoCo(every=every, overlap=True))
+    few = min(_MAX_STEPS, every)
+    return {
+        "alone": LinkContender(way="alone", steps=every),
+        "averaged gradients": LinkContender(way="gradients", steps=2),
+        "PowerSGD, rank 4": LinkContender(way="gradients", steps=few, settings=as_dict(PowerSGD(rank=4))),
+        "top-k, 1%": LinkContender(way="gradients", steps=few, settings=as_dict(TopK(ratio=0.01))),
+        "local SGD": LinkContender(way="local", steps=every, settings=as_dict(LocalSGD(every=every))),
+        "DiLoCo": LinkContender(way="local", steps=every, settings=as_dict(DiLoCo(every=every))),
+        "DiLoCo, overlapped": LinkContender(way="local", steps=every, settings=overlapped),
+        "DiLoCo, overlapped, bfloat16": LinkContender(
+            way="local", steps=every, settings=overlapped, wire="bfloat16"
+        ),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument(
+        "--megabits", default="1000,100", help="rates of the link, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--every", type=int, default=32, help="steps per synchronization (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=2, help="rows in the batch of a rank (default: %(default)s)"
+    )
+    parser.add_argument("--positions", type=int, default=16, help="tokens of a row (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="turns of each contender (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
+    parser.add_argument(
+        "--contenders", default="", help="names of contenders, separated by semicolons (default: all)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report that was asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work, or hosts cannot be made here.
+        RankError: if a contender failed.
+        CommunicatorError: if a contender left the ranks with different parameters.
+    """
+    check_output_arguments(("--json", arguments.json))
+    contenders, rates = _chosen(arguments), _rates(arguments.megabits)
+    if "torch" in (missing := missing_libraries(["torch"])):
+        raise ParamError(f"sparkdl bench link: {missing['torch']}")
+    if reason := why_impossible():
+        raise ParamError(f"sparkdl bench link makes hosts of network namespaces: {reason}.")
+    rows = []
+    for megabits in rates:
+        print(f"measuring a link of {megabits:g} Mbit/s ...", flush=True)
+        with two_hosts(megabits / 1000) as hosts:
+            measured = _measure(hosts, contenders, arguments)
+        rows += make_rows(f"{megabits:g} Mbit/s", measured, arguments)
+    print(format_rows(rows))
+    print(
+        "speed: as a share of the speed of ranks that do not communicate, by medians, and by the fastest round of\n"
+        "each, which other work on the machine disturbs least."
+    )
+    if arguments.json is not None:
+        write_report(arguments.json, "link", rows, {})
+    return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> dict[str, LinkContender]:
+    for option in ("every", "rows", "positions", "rounds"):
+        if getattr(arguments, option) < 1:
+            raise ParamError(f"--{option} {getattr(arguments, option)} is too few; use 1 or more.")
+    everyone = contenders_for(arguments.every)
+    names = [name.strip() for name in arguments.contenders.split(";") if name.strip()] or list(everyone)
+    if unknown := [name for name in names if name not in everyone]:
+        raise ParamError(f"--contenders {unknown[0]} is unknown; it may be any of {'; '.join(everyone)}.")
+    return {name: everyone[name] for name in dict.fromkeys(["alone", *names])}
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ParamError(f"--megabits {text} is no list of numbers.") from error
+    if min(rates) <= 0:
+        raise ParamError(f"--megabits {text} has a rate that is not above 0.")
+    return rates
+
+
+def _measure(
+    hosts: Sequence[Namespace], contenders: Mapping[str, LinkContender], arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the seconds per step of each contender's rounds, on the slower rank; contenders take turns."""
+    measured: dict[str, list[float]] = {name: [] for name in contenders}
+    with ExitStack() as stack:
+        groups = {
+            wire: stack.enter_context(RankGroup("torch", 2, hosts=hosts, wire=wire))
+            for wire in dict.fromkeys(contender.wire for contender in contenders.values())
+        }
+        for group in groups.values():
+            group.wait_until_ready()
+        for _ in range(arguments.rounds):
+            for name, contender in contenders.items():
+                case = {
+                    "model": next(iter(MODELS)),
+                    "way": contender.way,
+                    "settings": dict(contender.settings),
+                    "steps": contender.steps,
+                    "rows": arguments.rows,
+                    "positions": arguments.positions,
+                }
+                turn = {"benchmark": "link", "contender": name, "case": case, "repetitions": 1}
+                take: Callable[..., list[Answer]] = groups[contender.wire].take_turn
+                answers = take({**turn, "operations": 2}, timeout_s=_TURN_TIMEOUT_S)
+                results = [answer["result"] for answer in answers]
+                if contender.way != "alone" and len({result["checksum"] for result in results}) > 1:
+                    raise CommunicatorError(
+                        f"{name}: the ranks ended with different parameters, of sums"
+                        f" {[result['checksum'] for result in results]}."
+                    )
+                measured[name] += map(max, zip(*(result["step_s"] for result in results), strict=True))
+    return measured
+
+
+def make_rows(
+    case: str, measured: Mapping[str, Sequence[float]], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Return one row per contender.
+
+    ``speed`` is a share of the speed of ``alone`` by medians, and ``best_speed`` by the fastest round of each, as other
+    work on the machine only adds to the time.
+    """
+    alone = statistics.median(measured["alone"])
+    return [
+        {
+            "case": case,
+            "contender": name,
+            "repetitions": len(times),
+            "median_s": statistics.median(times),
+            "p90_s": percentile(times, 0.9),
+            "least_s": min(times),
+            "speed": alone / statistics.median(times),
+            "best_speed": min(measured["alone"]) / min(times),
+            "every": arguments.every,
+            "rows": arguments.rows,
+            "positions": arguments.positions,
+        }
+        for name, times in measured.items()
+    ]
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table to print."""
+    table = [
+        (
+            row["case"],
+            row["contender"],
+            format_time(row["median_s"]),
+            format_time(row["least_s"]),
+            f"{row['speed']:.2f}",
+            f"{row['best_speed']:.2f}",
+        )
+        for row in rows
+    ]
+    return format_columns(("link", "contender", "step", "fastest", "speed", "of fastest"), table)

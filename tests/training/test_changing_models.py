@@ -172,7 +172,7 @@ class Special(nn.Module):
 class ReplicasByDDP(Replicas):
     """Replicas as on GPUs, but on the CPU."""
 
-    def _wrap(self, spec: Any, communicator: Any, device: Any, resources: Any) -> nn.Module:
+    def _wrap(self, spec: Any, communicator: Any, device: Any) -> nn.Module:
         if communicator.world_size == 1:
             return self.module
         trainer.init_process_group(communicator, cuda=False)

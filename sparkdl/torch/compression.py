@@ -28,7 +28,7 @@ _LEAST_GAIN = 2
 """Two thin matrices replace a matrix if they have less than half of its elements, as in torch's ``powerSGD_hook``."""
 
 
-class Compressor(ABC):
+class GradientCompressor(ABC):
     """Averages buckets of gradients over the ranks in some compressed form.
 
     Args:
@@ -92,7 +92,7 @@ class Compressor(ABC):
             self.errors.setdefault(parameter, torch.zeros_like(error)).copy_(error)
 
 
-def compressor_for(settings: Compression, communicator: Communicator) -> Compressor:
+def compressor_for(settings: Compression, communicator: Communicator) -> GradientCompressor:
     """Return the compressor that carries out settings."""
     if isinstance(settings, PowerSGD):
         return _LowRank(settings, communicator)
@@ -103,7 +103,7 @@ def _reduce_plainly(bucket: Bucket, communicator: Communicator) -> Iterator[Hand
     yield communicator.allreduce_async(bucket.elements, op="avg")
 
 
-class _LowRank(Compressor):
+class _LowRank(GradientCompressor):
     """Carries out :class:`~sparkdl.slow_links.PowerSGD`."""
 
     def __init__(self, settings: PowerSGD, communicator: Communicator) -> None:
@@ -185,7 +185,7 @@ def _unstacked(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-class _Largest(Compressor):
+class _Largest(GradientCompressor):
     """Carries out :class:`~sparkdl.slow_links.TopK`."""
 
     def __init__(self, settings: TopK, communicator: Communicator) -> None:

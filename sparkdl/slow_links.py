@@ -74,9 +74,9 @@ class DiLoCo:
         _check_count(self, "every", 1)
         _check_count(self, "begin_after", 0)
         _check_group(self)
-        if not self.learning_rate > 0:
+        if not _is_number(self.learning_rate) or not self.learning_rate > 0:
             raise _refusal(self, "learning_rate", "a number above 0; the paper takes 0.7")
-        if not 0 <= self.momentum < 1:
+        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
             raise _refusal(self, "momentum", "a number from 0 to below 1; the paper takes 0.9")
 
 
@@ -122,7 +122,7 @@ class TopK:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if not 0 < self.ratio <= 1:
+        if not _is_number(self.ratio) or not 0 < self.ratio <= 1:
             raise _refusal(self, "ratio", "a share above 0 and at most 1, such as 0.01")
         _check_count(self, "begin_after", 0)
 
@@ -167,6 +167,10 @@ def _check_count(settings: Any, name: str, least: int) -> None:
     value = getattr(settings, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _refusal(settings, name, f"an integer of at least {least}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_group(settings: Synchronization) -> None:

@@ -276,6 +276,11 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 "Param stragglerFactor is set, and parallelism: ranks that share a model wait for each other within a "
                 "step, and their parts of it take different times. Leave one of them out."
             ).about("stragglerFactor", "parallelism")
+        if self.getStragglerFactor() is not None and self.getSyncBatchNorm() and self.getGpusPerWorker():
+            raise ParamError(
+                "Param stragglerFactor is set, and syncBatchNorm is True on GPUs: ranks wait for each other in the "
+                "forward pass, whose time is the measure of their speed. Leave one of them out."
+            ).about("stragglerFactor", "syncBatchNorm", "gpusPerWorker")
 
     def _check_batch_size(self) -> None:
         given, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()
@@ -355,6 +360,14 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             ).about("synchronization", "compression")
         has_gpus = self.getGpusPerWorker() > 0
         refusals = {
+            "balance": (
+                synchronization is not None and self.getBalance() != "equal",
+                "ranks with more rows would not count more in the average of weights",
+            ),
+            "stragglerFactor": (
+                synchronization is not None and self.getStragglerFactor() is not None,
+                "it makes the ranks wait for each other every two seconds",
+            ),
             "parallelism": (
                 self.getParallelism() is not None,
                 "ranks that have parts of a model need each other in each step",

@@ -305,7 +305,8 @@ class HasCheckpoints(Params):
     )
     minWorkers = Entry(
         TypeConverters.toInt,
-        "minimum number of ranks of a restart if slots are missing, from 1 to numWorkers; default: "
+        "minimum number of ranks of a restart if slots are missing, and with which an elastic fit goes on, from 1 to "
+        "numWorkers; default: "
         "numWorkers, or the ranks of one replica of the model if the fit is elastic",
     )
     elastic, getElastic, setElastic = param(

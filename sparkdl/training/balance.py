@@ -160,6 +160,7 @@ class StragglerWatch:
     def __init__(self, factor: float, seconds: float) -> None:
         self._factor, self._seconds = factor, seconds
         self._slow_s: dict[int, float] = {}
+        self._named: set[int] = set()
 
     def observe(self, paces: Sequence[float], elapsed_s: float) -> dict[int, float]:
         """Take in the seconds per row of each rank, as measured for some time.
@@ -170,9 +171,13 @@ class StragglerWatch:
         found = {}
         for rank, pace in enumerate(paces):
             ratio = pace / statistics.median([*paces[:rank], *paces[rank + 1 :]])
-            before_s = self._slow_s.get(rank, 0.0)
-            self._slow_s[rank] = before_s + elapsed_s if ratio >= self._factor else 0.0
-            if before_s < self._seconds <= self._slow_s[rank]:
+            if ratio < self._factor:
+                self._slow_s.pop(rank, None)
+                self._named.discard(rank)
+                continue
+            self._slow_s[rank] = self._slow_s.get(rank, 0.0) + elapsed_s
+            if self._slow_s[rank] >= self._seconds and rank not in self._named:
+                self._named.add(rank)
                 found[rank] = ratio
         return found
 

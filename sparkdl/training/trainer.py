@@ -360,7 +360,8 @@ class Trainer:
         if self.handover is None:
             self._end_epoch(record)
         else:
-            self.handover.settle(meter, partial(self._end_epoch, record))
+            keeps = self if self.spec.callbacks else None
+            self.handover.settle(meter, partial(self._end_epoch, record), keeps=keeps)
         self.control.agree_to_stop()
         self._compare_replicas(f"the end of epoch {epoch}")
         self.checkpoints.after_epoch(

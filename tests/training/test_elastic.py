@@ -23,6 +23,7 @@ from sparkdl.errors import ParamError, RankDiedError, RankError
 from sparkdl.launch import run_on_local_ranks
 from sparkdl.launch.elastic.roster import ElasticLimits
 from sparkdl.parallel import Parallelism
+from sparkdl.training.callbacks import Callback, FitContext
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
 from sparkdl.training.spec import CheckpointPlan
@@ -311,6 +312,29 @@ def test_a_rank_that_is_slow_for_long_is_named_and_replaced(dataset, tmp_path, c
     assert "times the median time of the other ranks for a row" in capfd.readouterr().err
     assert "without member 1, as asked" in caplog.text
     assert [record.rows for record in outcome.history] == [NUM_ROWS] * 6
+    assert_same_weights(state_of(module), expected, atol=TOLERANCE)
+
+
+class SumsAtTheEnd(Callback):
+    """Communicates at the end of each epoch; a rank dies there once."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def on_epoch_end(self, context: FitContext) -> None:
+        if context.epoch == 2 and context.rank == 1 and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        torch.distributed.all_reduce(torch.ones(1))
+
+
+def test_an_epoch_whose_callbacks_lose_a_rank_counts_once(dataset, tmp_path):
+    expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
+    spec = slow_spec(tmp_path, callbacks=(SumsAtTheEnd(str(tmp_path / "killed")),))
+    fit = Fit(lambda fit, member, event: None, tmp_path, PLANNED)
+    module, outcome = fit.run(tmp_path / "fit", spec, dataset)
+    assert (tmp_path / "killed").exists()
+    assert [(record.epoch, record.rows) for record in outcome.history] == [(n, NUM_ROWS) for n in (1, 2, 3)]
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 

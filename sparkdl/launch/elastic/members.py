@@ -231,6 +231,7 @@ class _Run:
                 continue
             if number in self._roster.released:
                 member.is_given_up = True
+                self._num_losses += member.slot < self._own  # so that replacements have an end
                 member.supervision.cancel(StopReason("it leaves the run"))
             elif is_time and member.supervision.is_to_leave:
                 self._roster.let_go(number)

@@ -309,6 +309,11 @@ class SlotOffer:
         with client:
             try:
                 self._serve(client.prefix(PREFIX))
+            except CommunicatorTimeoutError as error:
+                raise LaunchError(
+                    f"The run at {address} has not answered within {CONNECT_TIMEOUT_S:g} s: {error}. Look "
+                    "whether it is stopped."
+                ) from error
             except CommunicatorError:
                 pass  # the run has ended
             deadline = Deadline(0.0 if self._is_leaving else _END_TIMEOUT_S)

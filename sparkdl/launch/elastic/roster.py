@@ -156,8 +156,6 @@ class Roster:
             self._last_arrival_at = time.monotonic()
             if member in self._returning:  # another of its ranks has ended already
                 self.lose(member)
-            elif member in self._leaving:
-                self._release(member, _OF_GONE)
 
     def let_go(self, member: int) -> None:
         """Have a member leave the run: it is not in the world that begins after the current step.
@@ -172,9 +170,9 @@ class Roster:
             if member in current and not current - self._leaving - self._lost - {member}:
                 continue
             self._leaving.add(member)
-            if self.world is None or member not in current or member in self._arrivals:
+            if self.world is None or member not in current:
                 self._release(member, _OF_GONE)
-            else:
+            elif member not in self._arrivals:
                 self._ask_to_leave(self.world)
 
     def _release(self, member: int, answer: Answer) -> None:
@@ -220,6 +218,7 @@ class Roster:
                 if self._waiting - set(self.world.members):
                     self._ask_to_leave(self.world)
                 return
+        self._release_leaving()
         num_waiting = len(self._waiting)
         if num_waiting < self._limits.least_members:
             return
@@ -229,13 +228,23 @@ class Roster:
             return
         self._begin()
 
+    def _progress_of(self, member: int) -> int:
+        return max(arrival.progress for _, arrival in self._arrivals[member].values())
+
+    def _release_leaving(self) -> None:
+        """Release the members that are to leave, unless the others that wait have not come as far."""
+        leaving = self._waiting & self._leaving
+        staying = [self._progress_of(member) for member in self._waiting - leaving]
+        for member in leaving:
+            if staying and max(staying) >= self._progress_of(member):
+                self._release(member, _OF_GONE)
+            else:
+                self._leaving.discard(member)  # and is asked again in the next world
+
     def _begin(self) -> None:
         before = self.world
         rank_before = {} if before is None else {member: rank for rank, member in enumerate(before.members)}
-        progress_of = {
-            member: max(arrival.progress for _, arrival in self._arrivals[member].values())
-            for member in self._waiting
-        }
+        progress_of = {member: self._progress_of(member) for member in self._waiting}
         members = sorted(
             progress_of,
             key=lambda member: (-progress_of[member], rank_before.get(member, len(rank_before)), member),
@@ -299,6 +308,13 @@ class Roster:
             f"with {_name(new)} in addition" if new else "",
             "" if gone or new else "with the same ranks, as a connection between them failed",
         ]
+        if not set(before.members) & set(after.members):
+            logger.warning(
+                "All ranks were lost. %d new one%s begin with the last checkpoint, or without one from the beginning.",
+                after.num_ranks,
+                "" if after.num_ranks == 1 else "s",
+            )
+            return
         logger.warning(
             "The run continues with %d rank%s, %s.",
             after.num_ranks,

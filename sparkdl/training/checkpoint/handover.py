@@ -24,7 +24,6 @@ import torch
 from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
-from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import CheckpointError, WorldLeftError
 from sparkdl.random_state import random_state, set_random_state
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
@@ -55,6 +54,9 @@ class ElasticContext(Protocol):
     def ask_to_leave(self) -> None:
         """Ask that this rank may leave the run after a step."""
 
+    def is_consequence(self, error: BaseException) -> bool:
+        """Whether another rank's failure has caused an error."""
+
     @property
     def world(self) -> Any:
         """The current world; its ``progress`` is that of the rank that has come farthest."""
@@ -70,6 +72,7 @@ class Border:
         meter: returns the state of this rank's meter of the epoch; an empty dict at the end of the epoch.
         random: states of the generators of random numbers.
         buffers: buffers of the module and of the losses, which a step changes before its update, each with a copy.
+        wants_to_stop: whether a callback of this rank has asked to end the fit.
         held: copy of the whole state; None if the state stays what it is until the next border.
     """
 
@@ -78,6 +81,7 @@ class Border:
     meter: Callable[[], dict[str, Any]]
     random: dict[str, Any]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
+    wants_to_stop: bool
     held: HeldCheckpoint | None = None
 
 
@@ -111,14 +115,22 @@ class Handover:
 
     def can_continue(self, error: BaseException) -> bool:
         """Whether the ranks can continue in another world after an error, as another rank is its cause."""
-        return isinstance(error, WorldLeftError) or is_consequence(error)
+        return isinstance(error, WorldLeftError) or self._context.is_consequence(error)
 
-    def settle(self, meter: EpochMeter, change: Callable[[], None]) -> None:
+    def settle(self, meter: EpochMeter, change: Callable[[], None], *, keeps: Trainer | None = None) -> None:
         """Make a change that leads to the next border, once all ranks can make it. Collective.
 
         If a rank is lost meanwhile, some ranks may have made the change and others not. Those then make it in
-        :meth:`leave`: it may not need another rank.
+        :meth:`leave`.
+
+        Args:
+            meter: the meter of the epoch, whose sums the ranks share.
+            change: function that makes the change, without another rank.
+            keeps: training whose state is copied first, as the change may fail because of another rank after all: a
+                callback may communicate. None if it cannot.
         """
+        if keeps is not None and self._border is not None and self._border.held is None:
+            self._border = replace(self._border, held=_held(keeps, self._border))
         self._change = change
         self._is_asked_to_leave = meter.share(float(self._context.is_to_leave)) > 0
         self._change = None
@@ -160,6 +172,7 @@ class Handover:
             meter=meter,
             random=random_state(trainer.device),
             buffers=buffers,
+            wants_to_stop=trainer.control.wants_to_stop,
         )
         if trainer.distribution.local is not None:
             border = replace(border, held=_held(trainer, border))
@@ -191,9 +204,16 @@ class Handover:
         change, self._change = self._change, None
         if trainer is None:
             return
-        if change is not None and self.progress < self._context.world.progress:
-            change()
+        is_passed = change is not None and self.progress < self._context.world.progress
+        if change is not None and is_passed:
+            try:
+                change()
+            except Exception as error:
+                if not self.can_continue(error):
+                    raise  # else the state of a rank that has passed the border is taken over
         self.hold(trainer)
+        if is_passed:
+            self._place = (-1, 0)  # others have the sums of the step: the meters are joined
 
     def hold(self, trainer: Trainer) -> None:
         """Copy the state at the last border into memory.
@@ -211,7 +231,7 @@ class Handover:
             "random": border.random,
             "buffers": {},
             "loss_buffers": loss_buffers(trainer.spec.losses, trainer.module),
-            "wants_to_stop": trainer.control.wants_to_stop,
+            "wants_to_stop": border.wants_to_stop,
             "meter": border.meter(),
         }
         file = io.BytesIO()

@@ -64,6 +64,9 @@ class Context(Protocol):
     def ask_to_leave(self) -> None:
         """Ask that this rank may leave the run after a step."""
 
+    def is_consequence(self, error: BaseException) -> bool:
+        """Whether another rank's failure has caused an error."""
+
     def meet_again(self, reason: str, *, progress: int = -1) -> None:
         """Leave the world, and wait for the next one."""
 

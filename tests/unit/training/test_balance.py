@@ -63,5 +63,9 @@ def test_a_rank_is_named_once_it_was_slow_for_long_without_interruption():
     assert watch.observe(slow, 6.0).keys() == {2}
 
 
+def test_a_rank_may_be_named_at_the_first_measurement():
+    assert StragglerWatch(factor=2.0, seconds=0.0).observe([1.0, 1.0, 9.0], 2.0).keys() == {2}
+
+
 def test_of_two_ranks_the_slower_one_is_the_straggler():
     assert StragglerWatch(factor=2.0, seconds=1.0).observe([3.0, 1.0], 2.0) == {0: 3.0}

@@ -217,6 +217,22 @@ def test_a_member_that_is_to_leave_does_so_once_another_one_has_the_state(client
     assert client.check([leave_key(3)])
 
 
+def test_a_member_that_is_to_leave_stays_if_the_other_one_is_lost_meanwhile(client):
+    driver = Driver(client)
+    driver.begin(0, 1)
+    driver.roster.let_go(0)
+    driver.roster.poll(0.0)
+    driver.roster.lose(1)
+    waiting = driver.arrive(0, after=1, progress=500)
+    assert driver.world(waiting) == World(number=2, members=(0,), progress=500, lease="name")
+    driver.arrive(2)
+    assert client.check([leave_key(2)])
+    again = driver.arrive(0, after=2, progress=501)  # with the new one, to which it gives its state
+    assert driver.world(again).members == (0, 2)
+    driver.roster.poll(0.0)
+    assert client.check([leave_key(3)])
+
+
 def test_no_more_than_the_maximum_run_and_too_few_wait(client):
     driver = Driver(client, least=2, most=2)
     driver.begin(0, 1)

@@ -100,7 +100,7 @@ def test_a_replica_of_a_divided_model_is_started_again_as_a_whole(frame, undistu
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         model = estimator.fit(frame)
     assert "Member 0 was lost: its process was ended by SIGKILL" in messages(caplog)
-    assert "The run continues with 2 ranks" in messages(caplog)
+    assert "All ranks were lost. 2 new ones begin with the last checkpoint" in messages(caplog)
     assert_same_fit(model, undisturbed)
 
 

@@ -205,8 +205,8 @@ class HasTraining(HasSeed):
         TypeConverters.toInt,
         "number of rows of all ranks together per step, a multiple of numWorkers, in place of batchSize",
         check=at_least(1),
-        more="In an elastic fit a step then has as many rows whoever is there. With ``batchSize`` it has more or fewer "
-        "rows when ranks come or go.",
+        more="In an elastic fit a step then has as many rows with any number of ranks. With ``batchSize`` it has "
+        "more or fewer rows when ranks come or go.",
     )
     epochs, getEpochs, setEpochs = param(
         TypeConverters.toInt,

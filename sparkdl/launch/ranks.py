@@ -1,4 +1,4 @@
-"""What every launch has in common, whoever runs its tasks: the checks of its arguments, its spec, its supervision."""
+"""What every launch has in common, in Spark or on this machine: checks of arguments, spec, supervision."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class Supervision:
         """Have all ranks ended for this reason; they end while :meth:`poll` is called, or when the block is left."""
         self._channel.cancel(reason)
         if not self._channel.started:
-            self._stage.cancel(timeout_s=0.0)  # so that Spark gives its slot to nobody
+            self._stage.cancel(timeout_s=0.0)  # so that Spark does not start it any more
 
     def values(self) -> list[Any]:
         """Return the values of the ranks, in order of rank, once :meth:`poll` has returned False.

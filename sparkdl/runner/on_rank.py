@@ -124,7 +124,7 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
 
     In an elastic launch the call is made again, in the same process, when the ranks form another world: if one of them
     was lost, or if others join. A script without a state begins in a new process instead: what it has left in its
-    modules belongs to a training that nobody continues.
+    modules belongs to a training that does not continue.
     """
     if not context.is_elastic:
         return _run_once(context, setup, call)

@@ -2,7 +2,7 @@
 
 A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Its members then
 arrive here, one after the other, as each notices it; the next world begins when all that are left have arrived, with
-those that wait to join. Nobody is waited for who is not in the current world. If none of its members is left, the
+those that wait to join. Only its own members are waited for. If none of its members is left, the
 members that are started in their place begin together, as those of the first world do.
 """
 
@@ -211,7 +211,7 @@ class Roster:
         return number, MemberArrival.from_json(content)
 
     def _form(self) -> None:
-        """Begin the next world if everybody is here whom it has to wait for."""
+        """Begin the next world if all members of the current one that are left are here."""
         if self.world is not None:
             absent = set(self.world.members) - self._lost - self._waiting
             if absent:

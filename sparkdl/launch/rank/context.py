@@ -64,7 +64,7 @@ class RankContext:
         """Provide the job to code without this context; in an elastic launch, first wait for the first world."""
         if self._membership is not None:
             world = self._membership.enter()
-            assert world is not None, "nobody is done before it has begun"
+            assert world is not None, "it has not returned before it has begun"
             self._enter(world)
             self._leave_on_sigterm(self._membership)
         provide_job(self.job, self.rendezvous)

@@ -90,7 +90,7 @@ class Handover:
 
     Args:
         context: the launcher's context of this rank.
-        planned_ranks: number of ranks for which the rows are planned, whoever is there; None for the number of ranks of
+        planned_ranks: number of ranks for which the rows are planned in all worlds; None for the number of ranks of
             each world.
 
     Attributes:

@@ -127,7 +127,7 @@ def fit_on_rank(
         lease: name of the driver's lease on the folder of the checkpoints; empty for none. In an elastic launch each
             world has one of its own.
         planned_ranks: number of ranks for which the rows of an elastic launch are planned, so that a step has as many
-            rows whoever is there; None for as many as there are in each world.
+            rows in all worlds; None for as many as there are in each world.
     """
     # Imported here: the driver imports this module and needs neither of them.
     from sparkdl.training.checkpoint.handover import Handover

@@ -305,8 +305,8 @@ class HasCheckpoints(Params):
     )
     minWorkers = Entry(
         TypeConverters.toInt,
-        "minimum number of ranks of a restart if slots are missing, and with which an elastic fit goes on, from 1 to "
-        "numWorkers; default: "
+        "minimum number of ranks, from 1 to numWorkers: of a restart if slots are missing, and of an elastic fit that "
+        "has lost ranks; default: "
         "numWorkers, or the ranks of one replica of the model if the fit is elastic",
     )
     elastic, getElastic, setElastic = param(

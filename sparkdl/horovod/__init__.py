@@ -2,7 +2,7 @@
 
 :mod:`sparkdl.horovod.torch` is the API: begin there. ``log_to_driver``, the function of Databricks'
 ``sparkdl.horovod``, prints a message of a rank on the driver. Both run on the *rank*. :func:`run` and
-:mod:`sparkdl.horovod.spark` are Horovod's entries, by which the *driver* runs a function on ranks.
+:mod:`sparkdl.horovod.spark` are Horovod's entries: with them the *driver* runs a function on ranks.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def run_spec(
         on_event: called with rank and event; events are dropped when None.
         elastic: limits of an elastic launch; None for one whose ranks start and end together.
         leases: names under which successive worlds of an elastic launch use a folder.
-        on_open: called with the invitation by which other processes offer slots to an elastic launch; None for none.
+        on_open: called with the invitation that other processes need to offer slots to an elastic launch.
 
     Raises:
         SparkdlError: as :func:`~sparkdl.launch.run_on_ranks`.

@@ -271,7 +271,7 @@ class RankSpeeds:
         if _slowest_s(rows, paces) > (1 - _LEAST_GAIN) * _slowest_s(self.rows, paces):
             return
         self.rows = rows
-        # Until then, the ranks open the shards of which they take rows from then on.
+        # Until then, the ranks open the further shards that they will take rows of.
         later = max(self._batches_ahead, self._period // 4)
         self._feed.divide(rows, epoch=epoch - 1, step=following + later)
         if self._communicator.rank == 0:

@@ -136,6 +136,10 @@ class WeightUpdate:
         """Optimizer of the module's parameters."""
         return self._optimizer
 
+    def buffers(self) -> list[Tensor]:
+        """The buffers of the module, whose layers were looked up after the last update."""
+        return self._live.buffers()
+
     def prepare(self, divisor: float = 1.0) -> None:
         """Divide the gradients by ``divisor``, and clip them. Collective in a divided model.
 

@@ -6,6 +6,7 @@ other launch. Lost members are started again; a rank whose code raises ends all 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 _LOOK_EVERY_S = 1.0
+_BREAK_UP_S = 2.0
+"""How long the ranks have to end by themselves when the run is over; others are ended then."""
+
 _PATIENT = 1e6
 """Seconds for which a member may wait for a slot: it joins when there is one."""
 
@@ -89,7 +93,7 @@ def run_members(
         on_log: called with the number of a member and a line that it has printed; prints them when None.
         on_event: called with the number of a member and an event that it has reported.
         leases: names under which successive worlds use the folder of their checkpoints; empty names when None.
-        on_open: called with the invitation, by which other processes offer slots, before the members are started.
+        on_open: called with the invitation before the members are started. Other processes need it to offer slots.
 
     Raises:
         SlotsMissingError: if there are not enough slots for ``limits.least`` ranks in time.
@@ -165,7 +169,17 @@ class _Run:
         for member in self._members.values():
             member.supervision.cancel(StopReason("the run has ended"))
         self._offers.end()
+        self._roster.break_up()
+        deadline = time.monotonic() + _BREAK_UP_S
+        with contextlib.suppress(SparkdlError):  # of the launches; the run has its own, or none
+            while self._is_running() and time.monotonic() < deadline:
+                self._roster.poll(_POLL_S)
         self._stack.close()
+
+    def _is_running(self) -> bool:
+        """Whether a member still runs; passes on what ranks say."""
+        are_running = [member.supervision.poll(0.0) for member in self._members.values()]
+        return any(are_running)
 
     def values(self) -> list[Any]:
         """Supervise the members until the function has returned on rank 0, and return the values by rank."""

@@ -106,6 +106,7 @@ class Roster:
         self._leaving: set[int] = set()
         self._to_leave: set[int] = set()
         self._returning: set[int] = set()
+        self._is_over = False
         self._last_arrival_at = 0.0
         self._asked_to_leave = 0
         self._progress = -1
@@ -149,6 +150,8 @@ class Roster:
             self._returning.add(member)
             if member in self._arrivals:
                 self.lose(member)
+        elif self._is_over:
+            self._answer(number, _OF_OVER)
         elif member in self._lost:
             self._answer(number, _OF_GONE if member in self._leaving else _OF_REPLACED)
         else:
@@ -186,13 +189,20 @@ class Roster:
         if member in self.released:  # and the others have not waited for it
             return
         if self.world is not None and member in self.world.members and member not in self._lost:
-            self._rendezvous.set(broken_key(self.world.number), str(member).encode())
+            self._rendezvous.set(broken_key(self.world.number), f"member {member} was lost".encode())
         self._release(member, _OF_REPLACED)
 
     @property
     def released(self) -> set[int]:
         """The members that have left the run because they were asked to, and that are to be ended."""
         return self._leaving & self._lost
+
+    def break_up(self) -> None:
+        """Have all ranks leave the current world, and refuse them another one: the run is over or has failed."""
+        self._is_over = True
+        if self.world is not None and not self._rendezvous.check([broken_key(self.world.number)]):
+            self._rendezvous.set(broken_key(self.world.number), b"the run is over")
+        self.end()
 
     def end(self) -> None:
         """Release the members that wait, as the run is over: the function has returned on rank 0."""
@@ -327,7 +337,7 @@ class Roster:
 
 
 _OF_GONE = Answer(refusal="This rank was asked to leave the run, and the others continue without it.")
-_OF_OVER = Answer(refusal="The function has returned on rank 0, and the run is over.")
+_OF_OVER = Answer(refusal="This rank is not needed any more: the run is over.")
 _OF_REPLACED = Answer(
     refusal="This rank was considered lost, and the others have continued without it. Its work is not needed any more."
 )

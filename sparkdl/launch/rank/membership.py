@@ -158,12 +158,12 @@ class Membership:
     def _watch_for_break(self, world: World, signals: _Signals) -> None:
         """Wait until a member of a world is lost, or the next one begins."""
         try:
-            lost = self._wait_for(broken_key(world.number))
+            reason = self._wait_for(broken_key(world.number)).decode()
         except CommunicatorError:
             return
         signals.broken.set()
-        if self.world is world and lost:
-            self._on_break(f"member {lost.decode()} was lost")
+        if self.world is world and reason:
+            self._on_break(reason)
 
 
 class _Signals:

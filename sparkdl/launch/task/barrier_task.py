@@ -132,7 +132,7 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         address = Address.from_bytes(peers[0].coordinator)
         client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
-        board = FailureBoard(client.prefix("tasks"), rank=rank, host=host)
+        board = FailureBoard(client.prefix("tasks"), rank=rank, host=host, is_alone=spec.is_alone)
         hosts = find_hosts(
             client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
         )

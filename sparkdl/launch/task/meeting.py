@@ -165,10 +165,11 @@ class FailureBoard:
         rendezvous: rendezvous that the tasks share.
         rank: rank of this task.
         host: name of this task's host.
+        is_alone: whether the job has no other task, so that the cause of a consequence is not posted here.
     """
 
-    def __init__(self, rendezvous: PrefixRendezvous, *, rank: int, host: str) -> None:
-        self._rendezvous = rendezvous
+    def __init__(self, rendezvous: PrefixRendezvous, *, rank: int, host: str, is_alone: bool = False) -> None:
+        self._rendezvous, self._is_alone = rendezvous, is_alone
         self._rank = rank
         self._failed = threading.Event()
         lost = Failure(
@@ -179,7 +180,7 @@ class FailureBoard:
     def post(self, failure: Failure) -> None:
         """Post ``failure`` unless the board has one already; a consequence first waits for its cause to be posted."""
         try:
-            if failure.is_consequence and not failure.is_hang:
+            if failure.is_consequence and not (failure.is_hang or self._is_alone):
                 try:
                     self._rendezvous.get(_FAILURE, CAUSE_TIMEOUT_S)
                     return

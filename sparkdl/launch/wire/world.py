@@ -21,7 +21,10 @@ def leave_key(world: int) -> str:
 
 
 def broken_key(world: int) -> str:
-    """The key that is set when a member of a world is lost, with its number as text."""
+    """The key that is set when the members have to leave a world at once, with the reason as text.
+
+    If the world has ended otherwise, it is set to an empty text.
+    """
     return f"broken/{world}"
 
 

@@ -25,7 +25,6 @@ from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.errors import CheckpointError, WorldLeftError
-from sparkdl.random_state import random_state, set_random_state
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.identity import fit_identity
 from sparkdl.training.checkpoint.state import loss_buffers
@@ -70,7 +69,6 @@ class Border:
         where: epoch and step, in the fields of a manifest of a fit.
         has_steps: whether steps of the epoch are left.
         meter: returns the state of this rank's meter of the epoch; an empty dict at the end of the epoch.
-        random: states of the generators of random numbers.
         buffers: buffers of the module and of the losses, which a step changes before its update, each with a copy.
         wants_to_stop: whether a callback of this rank has asked to end the fit.
         held: copy of the whole state; None if the state stays what it is until the next border.
@@ -79,7 +77,6 @@ class Border:
     where: dict[str, Any]
     has_steps: bool
     meter: Callable[[], dict[str, Any]]
-    random: dict[str, Any]
     buffers: list[tuple[torch.Tensor, torch.Tensor]]
     wants_to_stop: bool
     held: HeldCheckpoint | None = None
@@ -108,9 +105,8 @@ class Handover:
         self._own = b""
         """State of this rank alone, as :func:`~sparkdl.training.checkpoint.state.read_rank_state` reads it."""
         self._num_since_border = 0
-        self._place = (0, 0)
-        """Rank and number of ranks in the world that this rank has left."""
-        self._places: list[list[int]] = []
+        self._progress_of_ranks: list[int] = []
+        self._losses = torch.nn.ModuleList()
         self._is_asked_to_leave = False
 
     def can_continue(self, error: BaseException) -> bool:
@@ -165,12 +161,14 @@ class Handover:
         self.progress += 1
         self._num_since_border = 0
         with torch.no_grad():
-            buffers = [(buffer, buffer.clone()) for buffer in _buffers(trainer)]
+            # A buffer of both is there twice, which does no harm.
+            buffers = [
+                (buffer, buffer.clone()) for buffer in (*trainer.update.buffers(), *self._losses.buffers())
+            ]
         border = Border(
             where={**where, "finished": False},
             has_steps=where["step"] < trainer.plan.num_steps,
             meter=meter,
-            random=random_state(trainer.device),
             buffers=buffers,
             wants_to_stop=trainer.control.wants_to_stop,
         )
@@ -204,16 +202,13 @@ class Handover:
         change, self._change = self._change, None
         if trainer is None:
             return
-        is_passed = change is not None and self.progress < self._context.world.progress
-        if change is not None and is_passed:
+        if change is not None and self.progress < self._context.world.progress:
             try:
                 change()
             except Exception as error:
                 if not self.can_continue(error):
                     raise  # else the state of a rank that has passed the border is taken over
         self.hold(trainer)
-        if is_passed:
-            self._place = (-1, 0)  # others have the sums of the step: the meters are joined
 
     def hold(self, trainer: Trainer) -> None:
         """Copy the state at the last border into memory.
@@ -226,9 +221,7 @@ class Handover:
         with torch.no_grad():
             for buffer, copy in border.buffers:
                 buffer.copy_(copy)
-        set_random_state(border.random, trainer.device)
         own = {
-            "random": border.random,
             "buffers": {},
             "loss_buffers": loss_buffers(trainer.spec.losses, trainer.module),
             "wants_to_stop": border.wants_to_stop,
@@ -238,7 +231,6 @@ class Handover:
         torch.save(copy_to_host(own, "the state of a rank"), file)
         self._own = file.getvalue()
         self._held = border.held or _held(trainer, border)
-        self._place = trainer.communicator.rank, trainer.communicator.world_size
         self._border = None
 
     def meet(self, spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
@@ -248,15 +240,16 @@ class Handover:
         the ranks that have come farthest, which :meth:`share` gives to the others.
         """
         self._border, self._num_since_border = None, 0
+        self._losses = spec.losses
         if not self.has_state:
             return agree_on_checkpoint(spec, dataset, communicator, planned_ranks=self._planned_ranks)
         about = {} if self._held is None else self._held.content.about
-        head = json.dumps([*self._place, self.progress, about.get("num_ranks_at_start", 0)]).encode()
+        head = json.dumps([self.progress, about.get("num_ranks_at_start", 0)]).encode()
         heads = [head]
         if communicator.world_size > 1:
-            heads = allgather_bytes(communicator, head, name="places of ranks")
-        self._places = [json.loads(text) for text in heads]
-        num_ranks = self._places[0][3]
+            heads = allgather_bytes(communicator, head, name="progress of ranks")
+        self._progress_of_ranks = [json.loads(text)[0] for text in heads]
+        num_ranks = json.loads(heads[0])[1]
         if self._planned_ranks is None:
             num_ranks = num_readers(spec, communicator.world_size)
         identity = {}
@@ -281,20 +274,20 @@ class Handover:
         if communicator.world_size > 1:
             owns = allgather_bytes(communicator, self._own, name="states of ranks")
         sharers, ranks = distribution.sharers
-        if self._places[ranks[0]][2] != progress:
+        if self._progress_of_ranks[ranks[0]] != progress:
             raise CheckpointError(
                 f"No rank that is left has part {distribution.rank} of the model after border {progress}: rank "
-                f"{ranks[0]} has it after border {self._places[ranks[0]][2]}. Fit again; a fit with a checkpointDir "
-                "continues from its last checkpoint."
+                f"{ranks[0]} has it after border {self._progress_of_ranks[ranks[0]]}. Fit again; a fit with a "
+                "checkpointDir continues from its last checkpoint."
             )
-        if any(self._places[rank][2] != progress for rank in ranks):
+        if any(self._progress_of_ranks[rank] != progress for rank in ranks):
             self._held = broadcast_object(sharers, self._held, "state of the training")
         assert self._held is not None, "shared"
         content = self._held.content
-        size = len(self._places)
-        are_alike = [place[:3] for place in self._places] == [[rank, size, progress] for rank in range(size)]
-        about = content.about if are_alike else {**content.about, "layout": "other ranks"}
-        state = {**content.state, "ranks": [own for own in owns if own]}
+        # The same ranks, too, seed their generators anew and join their meters, as others' may have more steps.
+        about = {**content.about, "layout": "other ranks"}
+        # If all ranks with a state of their own are lost, those remain that the others got together with the state.
+        state = {**content.state, "ranks": [own for own in owns if own] or content.state["ranks"]}
         self._held = replace(self._held, content=replace(content, about=about, state=state))
         self.progress = progress
         return self._held
@@ -302,8 +295,3 @@ class Handover:
 
 def _held(trainer: Trainer, border: Border) -> HeldCheckpoint:
     return trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
-
-
-def _buffers(trainer: Trainer) -> list[torch.Tensor]:
-    losses = loss_buffers(trainer.spec.losses, trainer.module)
-    return [*trainer.module.buffers(), *losses.values()]

@@ -93,7 +93,7 @@ def test_a_lost_member_is_not_waited_for_and_breaks_its_world(client):
     first = driver.arrive(0, after=1, progress=3)
     driver.client.post(ARRIVALS, MemberArrival(member=1, is_lost=True).to_json())
     driver.roster.poll(0.0)
-    assert client.get(broken_key(1), 0.0) == b"1"
+    assert client.get(broken_key(1), 0.0) == b"member 1 was lost"
     assert driver.world(first).members == (0,)
     late = driver.answer(driver.arrive(1, after=1, progress=3))  # it was only frozen
     assert late is not None
@@ -231,6 +231,19 @@ def test_a_member_that_is_to_leave_stays_if_the_other_one_is_lost_meanwhile(clie
     assert driver.world(again).members == (0, 2)
     driver.roster.poll(0.0)
     assert client.check([leave_key(3)])
+
+
+def test_a_run_that_is_over_breaks_its_world_and_refuses_another_one(client):
+    driver = Driver(client)
+    driver.begin(0, 1)
+    driver.roster.break_up()
+    assert client.get(broken_key(1), 0.0) == b"the run is over"
+    for member in (0, 1):
+        answer = driver.answer(driver.arrive(member, after=1, progress=3))
+        assert answer is not None
+        assert "the run is over" in answer.refusal
+    assert driver.roster.world is not None
+    assert driver.roster.world.number == 1
 
 
 def test_no_more_than_the_maximum_run_and_too_few_wait(client):

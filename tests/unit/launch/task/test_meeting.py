@@ -241,6 +241,19 @@ def test_consequence_is_posted_if_there_is_no_cause(monkeypatch: pytest.MonkeyPa
         assert "RankLostError" in reasons.get(timeout=60)
 
 
+def test_consequence_of_a_job_with_one_task_is_posted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "CAUSE_TIMEOUT_S", 600.0)  # longer than a test may take
+    secret, reasons = new_secret(), queue.Queue[str]()
+    with (
+        Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator,
+        RendezvousClient.connect(coordinator.address, secret, timeout_s=10) as client,
+    ):
+        board = FailureBoard(client.prefix("tasks"), rank=0, host="a", is_alone=True)
+        board.watch(reasons.put)
+        board.post(CONSEQUENCE)
+        assert "RankLostError" in str(reasons.get(timeout=60))
+
+
 LOST_TASK = """
 import os, signal, sys
 from sparkdl.collective import Address, RendezvousClient

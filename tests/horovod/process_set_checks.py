@@ -42,6 +42,30 @@ def check_process_sets_can_be_added_and_removed() -> None:
         hvd.add_process_set([0, 7])
 
 
+def check_process_sets_are_given_as_rules_for_a_number_of_ranks() -> None:
+    pair = hvd.add_process_set([0, 2])
+    evens = hvd.add_process_set(hvd.ProcessSet(lambda size: range(0, size, 2)))
+    assert evens.ranks == [0, 2]
+    assert evens.process_set_id == pair.process_set_id  # the same ranks
+    assert hvd.remove_process_set(evens)
+    if pair.included():  # it was not removed with the other one
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2
+    assert hvd.remove_process_set(pair)
+    everyone = hvd.add_process_set(hvd.ProcessSet(range))
+    assert everyone.process_set_id == 0
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=everyone).item() == 3
+    nobody = hvd.add_process_set(hvd.ProcessSet(lambda size: range(3, size)))
+    assert nobody.included() is False
+    assert nobody.size() is None
+    with pytest.raises(ValueError, match="does not exist, or has not been registered"):
+        hvd.allreduce(torch.ones(1), process_set=nobody)
+    with pytest.raises(ValueError, match="a function that returns them"):
+        hvd.add_process_set(hvd.ProcessSet(lambda size: ["0"]))  # type: ignore[list-item]
+    wrong = hvd.ProcessSet(lambda size: [hvd.rank()])
+    with pytest.raises(hvd.HorovodInternalError, match="another rank asked to"):
+        hvd.add_process_set(wrong)
+
+
 def check_ranks_that_ask_for_different_process_sets_are_told_who_asked_for_which() -> None:
     sets = [hvd.ProcessSet([0, 1]), hvd.ProcessSet([1, 2]), hvd.ProcessSet([1, 2])]
     message = (

@@ -55,6 +55,8 @@ class ProcessSet:
         self._groups: dict[str, dist.ProcessGroup] = {}
         """The process group of torch.distributed, by the id of the world in which it was made."""
         self.rule: Callable[[int], Iterable[int]] | None = None
+        self._shares_number = False
+        """Whether the number belongs to another set that has the same members in this world."""
         if isinstance(ranks_or_comm, Iterable):
             self.ranks = _checked(ranks_or_comm)
         elif callable(ranks_or_comm):
@@ -72,6 +74,7 @@ class ProcessSet:
         """
         if self.rule is not None:
             self.process_set_id, self.ranks = None, _checked(self.rule(world_size))
+            self._shares_number = False
 
     def size(self) -> int | None:
         """Number of members; None if the set was not given to ``init`` or ``add_process_set``, or was removed.
@@ -207,6 +210,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         if (number := current.id_of(process_set.ranks)) is not None:
             current.add_nothing("its rule has the members of another one")
             bind(process_set, number, current.world_id)
+            process_set._shares_number = True
             return process_set
     number = current.add(process_set.ranks)
     if number is None:
@@ -265,7 +269,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set._check_world("remove_process_set")
     if process_set in added_by_rule:
         added_by_rule.remove(process_set)
-    is_removed = session().remove(number)
+    is_removed = process_set._shares_number or session().remove(number)
     process_set.process_set_id = None
     return is_removed
 

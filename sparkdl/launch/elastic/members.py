@@ -129,7 +129,7 @@ def run_members(
 
 def _own_slots(limits: ElasticLimits) -> int:
     """The number of slots in which the launch itself starts members."""
-    return limits.most if limits.own is None else limits.own
+    return limits.most_members if limits.own is None else limits.own
 
 
 class _Run:

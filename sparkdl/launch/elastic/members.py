@@ -362,7 +362,7 @@ class _Run:
         if self._watch is None or self._watch[0] is not world:
             self._watch = world, HangWatch(self._spec.limits)
         reports = {
-            world.rank_of(number, place): report
+            world.rank_of(number, place): report._replace(health=report.health.within(world.number))
             for number in world.members
             if number in self._members and not self._members[number].is_given_up
             for place, report in self._members[number].supervision.health.items()

@@ -124,6 +124,7 @@ class RankContext:
             CommunicatorError: if the others have continued without this rank, or ranks meet too often.
         """
         assert self._membership is not None
+        self._heartbeat.expect_no_progress()  # while this rank waits for others
         with contextlib.suppress(CommunicatorError):  # it may have failed already
             self.close(failed=True, reason=reason)
         self._communicator = None
@@ -156,6 +157,7 @@ class RankContext:
     def _enter(self, world: World) -> None:
         assert self._membership is not None
         self.rank, self.world_size = self._membership.rank, world.num_ranks
+        self._heartbeat.enter(world.number)
         self.rendezvous = self._membership.rendezvous()
         self.job = replace(self.job, rank=self.rank, world_size=self.world_size)
         self._communicator = self._topology = None

@@ -27,6 +27,7 @@ class RankHeartbeat:
     def __init__(self, task: MessageConnection) -> None:
         self._task = task
         self._progressed_at: float | None = None
+        self._world = 0
         threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True).start()
 
     def note_progress(self) -> None:
@@ -36,6 +37,10 @@ class RankHeartbeat:
     def expect_no_progress(self) -> None:
         """Stop reporting the time since the last progress, until progress is noted again."""
         self._progressed_at = None
+
+    def enter(self, world: int) -> None:
+        """Note that the rank is in a world of this number from now on, and begins its work there."""
+        self._world, self._progressed_at = world, None
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -48,8 +53,10 @@ class RankHeartbeat:
 
     def _report(self) -> dict[str, object]:
         progressed_at = self._progressed_at
+        world = self._world  # before the waits: those of an earlier world have ended when this one is entered
         return {
             "kind": "heartbeat",
+            "world": world,
             "waits": pending_waits()[:_MAX_WAITS],
             "idle_s": None if progressed_at is None else time.monotonic() - progressed_at,
             "threads": {str(thread.ident): thread.name for thread in threading.enumerate()[:_MAX_THREADS]},

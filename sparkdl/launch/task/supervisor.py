@@ -231,7 +231,7 @@ class RankSupervisor:
         """
         if self._returned.is_set() or self._process.exited.is_set():
             return RankHealth()
-        heartbeat = self._heartbeat or {"waits": (), "idle_s": None}
+        heartbeat = self._heartbeat or {"waits": (), "idle_s": None, "world": 0}
         silent_s = max(0.0, time.monotonic() - self._received_at)
         state = process_state(self.pid) if self._received_at < math.inf else ""
         fields = {
@@ -239,6 +239,7 @@ class RankSupervisor:
             "state": state,
             "waits": heartbeat["waits"],
             "idle_s": heartbeat["idle_s"],
+            "world": heartbeat["world"],
         }
         return RankHealth.from_fields(fields)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +27,13 @@ class RankHealth:
 
     waits: tuple[Wait, ...] = ()
     """The operations in which it waits for other ranks, the longest wait first."""
+
+    world: int = 0
+    """Number of the world in which its process was at the last heartbeat; 0 outside of elastic launches."""
+
+    def within(self, world: int) -> RankHealth:
+        """The same state without what concerns an earlier world, whose ranks had other numbers."""
+        return self if self.world == world else replace(self, waits=(), idle_s=None)
 
     def to_fields(self) -> dict[str, Any]:
         """All fields, in types that JSON can encode."""

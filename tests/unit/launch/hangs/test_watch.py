@@ -154,3 +154,16 @@ def test_hang_timeout_defaults_to_a_share_of_the_deadline() -> None:
     for wrong in (0.0, -1.0, 1.9, math.nan):
         with pytest.raises(ParamError, match="hang_timeout_s .* must be at least 2 s"):
             check_hang_timeout(wrong, 300.0)
+
+
+def test_waits_of_an_earlier_world_make_no_rank_of_the_next_one_hang() -> None:
+    """Its ranks had other numbers: rank 2 may not exist any more."""
+    before = RankHealth(waits=waiting(0, 1, 2).waits, idle_s=100.0, world=3)
+    assert find_hang({0: before, 1: before}, LIMITS) is not None
+    health = {rank: before.within(4) for rank in (0, 1)}
+    assert find_hang(health, LIMITS) is None
+    assert before.within(3) is before
+    frozen = RankHealth(silent_s=100.0, state="is stopped, as by SIGSTOP", world=3).within(4)
+    hang = find_hang({0: RankHealth(world=4), 1: frozen}, LIMITS)
+    assert hang is not None
+    assert hang.culprits == (1,)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cores import in_threads, threads_of_local_rank, usable_cores
@@ -22,6 +21,7 @@ from sparkdl.data.spark.rows_key import lasting_key
 from sparkdl.errors import DataError, JobFileError
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.launch import run_on_ranks
+from sparkdl.monitor.memory import available_bytes
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.training.update import updates_per_epoch
 
@@ -264,25 +264,10 @@ def _describe_host(context: RankContext) -> dict[str, Any]:
     return {
         "host": context.topology.host,
         "name": socket.gethostname(),
-        "available_bytes": _available_bytes(),
+        "available_bytes": available_bytes(),
         "num_cores": usable_cores(),
         "num_threads": threads_of_local_rank(context.topology.local_size),
     }
-
-
-def _available_bytes() -> int | None:
-    """Return the bytes of memory that programs can use, within the limit of the container; None if not known."""
-    limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        limits += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            limits.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        pass  # no container with limits, or no cgroup v2
-    return min(limits) if limits else None
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -92,10 +92,15 @@ class OperationReport:
     @property
     def bus_bandwidth(self) -> float:
         """Bytes per second that the links carry for the operations."""
+        return self.algorithm_bandwidth * self.bus_factor
+
+    @property
+    def bus_factor(self) -> float:
+        """Bytes that the links carry for each byte of the operations, as nccl-tests defines it."""
         others = (self.world_size - 1) / self.world_size
         if self.operation == "allreduce":
-            return self.algorithm_bandwidth * 2 * others
-        return self.algorithm_bandwidth * others if self.operation in _BLOCKED else self.algorithm_bandwidth
+            return 2 * others
+        return others if self.operation in _BLOCKED else 1.0
 
     @property
     def waiting_share(self) -> float:

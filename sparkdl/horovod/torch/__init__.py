@@ -94,6 +94,8 @@ from sparkdl.horovod.torch.process_sets import (
     remove_process_set,
 )
 from sparkdl.horovod.torch.sync_batch_norm import SyncBatchNorm
+from sparkdl.monitor.communication import compute_throughput, monitor_communication
+from sparkdl.monitor.memory import get_gpu_memory_stats
 
 __all__ = [
     "Adasum",
@@ -127,11 +129,13 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "ccl_built",
+    "compute_throughput",
     "cross_rank",
     "cross_size",
     "cuda_built",
     "ddl_built",
     "elastic",
+    "get_gpu_memory_stats",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -149,6 +153,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "monitor_communication",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -1,0 +1,39 @@
+"""Watches a training: how fast it is, what its ranks wait for, and how much of their devices it uses.
+
+:func:`monitor_communication`, :func:`get_gpu_memory_stats` and :func:`compute_throughput` return figures of the rank
+that calls them, at once and without communication. They are also in the Horovod API, as ``hvd.monitor_communication``
+and so on. Begin with ``communication``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.monitor.communication import CommunicationFigures, compute_throughput, monitor_communication
+    from sparkdl.monitor.memory import MemoryStats, get_gpu_memory_stats
+
+__all__ = [
+    "CommunicationFigures",
+    "MemoryStats",
+    "compute_throughput",
+    "get_gpu_memory_stats",
+    "monitor_communication",
+]
+
+# Loaded on first use: the driver needs only some of it.
+_MODULES = {
+    "CommunicationFigures": "communication",
+    "MemoryStats": "memory",
+    "compute_throughput": "communication",
+    "get_gpu_memory_stats": "memory",
+    "monitor_communication": "communication",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -212,7 +212,7 @@ def _head_of_step(column: Column) -> Head:
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:
-    """Refuse one of several losses if its mean is not taken over the rows; see check_equal_divisors."""
+    """Refuse one of several losses if its mean is not taken over the rows, as an Objective does with their values."""
     if needs_global_weight(loss, weighted=False, label_is_scalar=not column.shape):
         raise ParamError(
             f"The loss of label column {column.name!r} divides by the labels or the weights of classes that count, and "

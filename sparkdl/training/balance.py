@@ -12,7 +12,8 @@ import logging
 import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Protocol
+from operator import mul
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -61,22 +62,6 @@ def rows_by_speed(seconds_per_row: Sequence[float], num_rows: int) -> list[int]:
         rows[rank] += 1
         heapq.heapreplace(waiting, (finished + seconds_per_row[rank], rank))
     return rows
-
-
-class ComputingTime(Protocol):
-    """Measures how long the computations of this rank take in its steps, without what it waits for."""
-
-    def begin_step(self) -> None:
-        """Note that a step begins, with its batch at hand."""
-
-    def end_forward(self) -> None:
-        """Note that the loss of the step is computed."""
-
-    def pause(self) -> None:
-        """Note that what follows, until the next step, belongs to no step."""
-
-    def take_s(self, elapsed_s: float) -> float:
-        """Return the seconds of computing in the steps since the last call, which took ``elapsed_s`` in all."""
 
 
 class HostTime:
@@ -213,7 +198,7 @@ class RankSpeeds:
     ) -> None:
         self._divides_rows, self._watch, self._on_straggler = divides_rows, watch, on_straggler
         self._feed, self._communicator, self._batches_ahead = feed, communicator, batches_ahead
-        self.time: ComputingTime = HostTime(communicator) if device.type == "cpu" else GpuTime(device)
+        self.time = HostTime(communicator) if device.type == "cpu" else GpuTime(device)
         self.rows = feed.rows_in_step(0)
         if divides_rows:
             self.rows = rows_by_speed([1.0] * communicator.world_size, sum(self.rows))
@@ -223,11 +208,7 @@ class RankSpeeds:
         self._started = 0.0
         self._period = 1
         """Number of steps between two exchanges."""
-        self._reset()
-
-    def _reset(self) -> None:
-        self._num_steps = self._num_rows = 0
-        self._elapsed_s = 0.0
+        self._num_steps, self._num_rows, self._elapsed_s = 0, 0, 0.0
 
     def begin_step(self) -> None:
         """Begin to measure a step, with its batch at hand."""
@@ -252,7 +233,7 @@ class RankSpeeds:
         measured = np.empty((world_size, 3))
         own = np.array([self.time.take_s(self._elapsed_s), self._num_rows, self._elapsed_s])
         self._communicator.allgather(own, measured, name="speeds of ranks")
-        self._reset()
+        self._num_steps, self._num_rows, self._elapsed_s = 0, 0, 0.0
         computing_s, num_rows_of_ranks, elapsed_s = measured.T
         longest_s = float(elapsed_s.max())
         was_warm, self._is_warm = self._is_warm, True
@@ -268,7 +249,8 @@ class RankSpeeds:
 
     def _balance(self, paces: list[float], epoch: int, step: int, following: int) -> None:
         rows = rows_by_speed(paces, sum(self.rows))
-        if _slowest_s(rows, paces) > (1 - _LEAST_GAIN) * _slowest_s(self.rows, paces):
+        slowest_s, slowest_before_s = (max(map(mul, counts, paces)) for counts in (rows, self.rows))
+        if slowest_s > (1 - _LEAST_GAIN) * slowest_before_s:
             return
         self.rows = rows
         # Until then, the ranks open the further shards that they will take rows of.
@@ -285,8 +267,3 @@ class RankSpeeds:
                 ", ".join(map(str, rows)),
                 sum(rows),
             )
-
-
-def _slowest_s(rows: Sequence[int], paces: Sequence[float]) -> float:
-    """Return the seconds that the slowest rank takes for its rows."""
-    return max(count * pace for count, pace in zip(rows, paces, strict=True))

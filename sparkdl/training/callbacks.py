@@ -124,25 +124,19 @@ class Callbacks:
     Args:
         callbacks: callbacks of this rank.
         settings: attributes of :class:`FitContext` that are the same in all calls.
+
+    Attributes:
+        request: whether a callback on this rank has asked to end the fit.
     """
 
     def __init__(self, callbacks: Sequence[Callback], **settings: Any) -> None:
         self._callbacks = tuple(callbacks)
         self._settings = settings
-        self._request = StopRequest()
+        self.request = StopRequest()
 
     def __bool__(self) -> bool:
         """Whether there are any callbacks."""
         return bool(self._callbacks)
-
-    @property
-    def want_to_stop(self) -> bool:
-        """Whether a callback on this rank has asked to end the fit."""
-        return self._request.is_made
-
-    @want_to_stop.setter
-    def want_to_stop(self, wish: bool) -> None:
-        self._request.is_made = wish
 
     def call(self, method: str, **where: Any) -> None:
         """Call a method of all callbacks.
@@ -150,10 +144,15 @@ class Callbacks:
         Raises:
             TrainingError: if a callback fails.
         """
-        callbacks = [callback for callback in self._callbacks if _overrides(callback, method)]
+        own = getattr(Callback, method)
+        callbacks = [
+            callback
+            for callback in self._callbacks
+            if getattr(getattr(callback, method), "__func__", None) is not own
+        ]
         if not callbacks:
             return
-        context = FitContext(**self._settings, **where, _request=self._request)
+        context = FitContext(**self._settings, **where, _request=self.request)
         for callback in callbacks:
             try:
                 getattr(callback, method)(context)
@@ -174,10 +173,6 @@ class Callbacks:
         if len(state["states"]) == len(self._callbacks):
             for callback, own in zip(self._callbacks, state["states"], strict=True):
                 callback.load_state_dict(own)
-
-
-def _overrides(callback: Callback, method: str) -> bool:
-    return getattr(getattr(callback, method), "__func__", None) is not getattr(Callback, method)
 
 
 class BestWeights:
@@ -332,6 +327,11 @@ class FitControl:
         optimizer: optimizer of the module's parameters.
         steps_per_epoch: number of steps of an epoch, the same on every rank.
         keeps_best: whether this rank keeps the best weights, or its part of them.
+
+    Attributes:
+        best: the weights of the best epoch; None if they are not kept.
+        stop_request: whether a callback on this rank has asked to end the fit.
+        has_ended: whether no other epoch follows; the same on all ranks.
     """
 
     def __init__(
@@ -354,39 +354,16 @@ class FitControl:
             module=module,
             optimizer=optimizer,
         )
-        self._best: BestWeights | None = None
+        self.stop_request = self._callbacks.request
+        self.best: BestWeights | None = None
         if spec.best is not None:
-            self._best = BestWeights(spec.best, module, is_keeper=keeps_best)
+            self.best = BestWeights(spec.best, module, is_keeper=keeps_best)
         self._stopping: EarlyStopping | None = None
         if spec.patience is not None:
             assert spec.watched is not None, "patience needs a watched metric"
             self._stopping = EarlyStopping(spec.watched, spec.patience)
         self._last: EpochRecord | None = None
-        self._has_ended = False
-
-    @property
-    def should_continue(self) -> bool:
-        """Whether another epoch follows; the same on all ranks."""
-        return not self._has_ended
-
-    @property
-    def best_epoch(self) -> int | None:
-        """Number of the best epoch so far; None if best weights are not kept."""
-        return None if self._best is None else self._best.epoch
-
-    @property
-    def best_tensors(self) -> dict[str, Tensor]:
-        """The weights of the best epoch so far that this rank keeps, or its part of them."""
-        return {} if self._best is None else self._best.tensors()
-
-    @property
-    def wants_to_stop(self) -> bool:
-        """Whether a callback on this rank has asked to end the fit."""
-        return self._callbacks.want_to_stop
-
-    @wants_to_stop.setter
-    def wants_to_stop(self, wish: bool) -> None:
-        self._callbacks.want_to_stop = wish
+        self.has_ended = False
 
     def begin(self, history: Sequence[EpochRecord] = (), *, in_epoch: bool = False) -> None:
         """Begin the fit, or resume it after the epochs of a history. Collective if the fit may end early.
@@ -397,7 +374,8 @@ class FitControl:
         """
         if history:
             self._last = history[-1]
-            self._has_ended = not in_epoch and self._agreed_to_stop()
+            if not in_epoch:
+                self.agree_to_stop()
         self._callbacks.call("on_fit_start")
 
     def begin_epoch(self, epoch: int) -> None:
@@ -411,42 +389,41 @@ class FitControl:
     def end_epoch(self, record: EpochRecord) -> None:
         """Process the record of an epoch, after its validation; :meth:`agree_to_stop` follows."""
         self._last = record
-        if self._best is not None:
-            self._best.offer(record)
+        if self.best is not None:
+            self.best.offer(record)
         self._callbacks.call("on_epoch_end", epoch=record.epoch, record=record)
         if self._stopping is not None:
             self._stopping.observe(record)
 
     def agree_to_stop(self) -> None:
-        """Decide whether the fit ends after this epoch. Collective if it may end early."""
-        self._has_ended = self._agreed_to_stop()
+        """Decide whether the fit ends after this epoch. Collective if it may end early.
+
+        It ends if any rank wants to stop, even if the values of the ranks differ by rounding.
+        """
+        if not self._callbacks and self._stopping is None:
+            return
+        wish = self.stop_request.is_made or (self._stopping is not None and self._stopping.is_over)
+        wishes = np.array([wish], np.int64)
+        if self._communicator.world_size > 1:
+            self._communicator.allreduce(wishes, op="max")
+        self.has_ended = bool(wishes[0])
 
     def end(self) -> int:
         """End the fit: restore the best weights if they are kept; return the epoch that rank 0's weights are from."""
         assert self._last is not None, "a fit has an epoch"
-        best = None if self._best is None else self._best.restore()
+        best = None if self.best is None else self.best.restore()
         epoch = self._last.epoch if best is None else best
         self._callbacks.call("on_fit_end", epoch=self._last.epoch, record=self._last, model_epoch=epoch)
         return epoch
 
-    def _agreed_to_stop(self) -> bool:
-        """Whether any rank wants to stop: all ranks then stop, even if their values differ by rounding."""
-        if not self._callbacks and self._stopping is None:
-            return False
-        wish = self._callbacks.want_to_stop or (self._stopping is not None and self._stopping.is_over)
-        wishes = np.array([wish], np.int64)
-        if self._communicator.world_size > 1:
-            self._communicator.allreduce(wishes, op="max")
-        return bool(wishes[0])
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state to resume from; rank 0's state is used on every rank."""
-        parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
+        parts = {"best": self.best, "stopping": self._stopping, "callbacks": self._callbacks}
         return {name: part.state_dict() for name, part in parts.items() if part is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from what :meth:`state_dict` returned on rank 0; parts that are missing there start fresh."""
-        parts = {"best": self._best, "stopping": self._stopping, "callbacks": self._callbacks}
+        parts = {"best": self.best, "stopping": self._stopping, "callbacks": self._callbacks}
         for name, part in parts.items():
             if part is not None and name in state:
                 part.load_state_dict(state[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from operator import truediv
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -136,10 +136,6 @@ class EpochRecord:
             KeyError: if there is no metric of that name.
         """
         return self.values[name]
-
-    def with_validation(self, metrics: Mapping[str, float], seconds: float) -> EpochRecord:
-        """Return this record with the metrics and the seconds of the validation."""
-        return replace(self, metrics={**self.metrics, **metrics}, validation_s=seconds)
 
 
 EPOCH_METRICS = tuple(field.name for field in fields(EpochRecord) if field.metadata == _LOGGED)

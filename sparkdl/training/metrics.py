@@ -13,12 +13,15 @@ import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
+from sparkdl.checkpoint.values import copy_to_host
+from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.errors import ParamError, TrainingError
 
 if TYPE_CHECKING:
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
 _UPDATES = "number of updates"
 """Key of the number of updates among the states of a metric; no state can have this name."""
 
+_States: TypeAlias = list[dict[str, Any]]
+"""States of a metric on several ranks, each by the names of its parts."""
+
+_CLASSIFICATION = "torchmetrics.classification"
+
 
 def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetric | None:
     """Return a :class:`StateMetric` for a torchmetrics metric or a factory of one; None for a function of batches.
@@ -36,19 +44,20 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
     Raises:
         ParamError: if a factory fails or makes something other than a metric, or if the metric holds other metrics.
     """
-    if not _is_metric(metric) and not _is_collection(metric):
+    if not _is_of_torchmetrics(metric):
         if not is_factory(metric):
             return None
         try:
             metric = metric()
         except Exception as error:
             raise ParamError(f"Metric {name!r} cannot be made: {type(error).__name__}: {error}") from error
-        if not _is_metric(metric) and not _is_collection(metric):
+        if not _is_of_torchmetrics(metric):
             raise ParamError(
                 f"Metric {name!r} is a function without arguments that returned a {type(metric).__name__}. Give a "
                 "function of (outputs, targets), or one that makes a metric of torchmetrics."
             )
-    if _holds_metrics(metric):
+    # Such as the sum of two metrics, or a metric of several outputs.
+    if any(_is_of_torchmetrics(part) for part in metric.modules() if part is not metric):
         raise ParamError(
             f"Metric {name!r} is a {type(metric).__name__}, which consists of other metrics. Their states cannot be "
             "merged over the ranks. Pass each of these metrics separately, under its own name."
@@ -88,7 +97,10 @@ class StateMetric:
         self._metric.sync_on_compute = self._metric._to_sync = False
         self._metric.dist_sync_on_step = False
         self._device = device
-        self._earlier: list[dict[str, Any]] = []
+        kinds = [kind for kind in type(metric).__mro__ if kind.__module__.startswith(_CLASSIFICATION)]
+        self._wants_integers = bool(kinds)
+        self._is_binary = any(kind.__name__.startswith("Binary") for kind in kinds)
+        self._earlier: _States = []
         """States of ranks that a resumed fit no longer has. Kept apart, as joined states cannot be updated."""
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
@@ -97,50 +109,49 @@ class StateMetric:
         A binary metric takes one score per row: of two class scores it gets the probability of the second class.
         """
         del rows
-        if _wants_integers(self._metric) and isinstance(targets, Tensor) and targets.is_floating_point():
-            targets = targets.long()
-        if _is_binary(self._metric) and _has_two_scores(outputs, targets):
-            outputs = outputs.softmax(dim=1)[:, 1]
+        if isinstance(targets, Tensor):
+            if self._wants_integers and targets.is_floating_point():
+                targets = targets.long()
+            if (
+                self._is_binary
+                and isinstance(outputs, Tensor)
+                and outputs.ndim == targets.ndim + 1
+                and outputs.shape[1] == 2
+            ):
+                outputs = outputs.softmax(dim=1)[:, 1]
         self._metric.update(outputs, targets)
 
-    def pack(self) -> bytes:
-        """Return this rank's states, serialized."""
-        states = {name: getattr(self._metric, name) for name in self._metric._reductions}
-        content = [{**states, _UPDATES: self._metric._update_count}, *self._earlier]
-        buffer = io.BytesIO()
-        torch.save(_on_cpu(content), buffer)
-        return buffer.getvalue()
+    def states(self) -> _States:
+        """Return a copy of this rank's state in host memory, and the states that :meth:`take` has taken."""
+        own = {name: getattr(self._metric, name) for name in self._metric._reductions}
+        states = [{**own, _UPDATES: self._metric._update_count}, *self._earlier]
+        copied: _States = copy_to_host(states, f"the state of the metric {self._name!r}")
+        return copied
 
-    def take(self, packed: list[bytes]) -> None:
-        """Continue from packed states: later batches update the first rank's state, the others wait for the merge."""
-        ranks = self._unpacked(packed)
-        if ranks:
-            self._earlier = ranks[1:]
-            self._set(ranks[:1])
+    def take(self, states: _States) -> None:
+        """Continue from states of ranks: later batches update the first one, the others wait for the merge."""
+        seen = [state for state in states if state[_UPDATES]]
+        if seen:
+            self._earlier = seen[1:]
+            self._set(seen[:1])
 
-    def _unpacked(self, packed: list[bytes]) -> list[dict[str, Any]]:
-        """The states of the ranks that saw rows."""
-        contents = (
-            torch.load(io.BytesIO(state), map_location=self._device, weights_only=True) for state in packed
-        )
-        return [rank for content in contents for rank in content if rank[_UPDATES]]
-
-    def _set(self, ranks: list[dict[str, Any]]) -> None:
+    def _set(self, seen: _States) -> None:
+        seen = tree_map_only(Tensor, lambda state: state.to(self._device), seen)
         for name, reduction in self._metric._reductions.items():
-            states = [state[name] for state in ranks]
-            setattr(self._metric, name, states[0] if len(states) == 1 else _joined(states, reduction))
-        self._metric._update_count, self._metric._computed = sum(state[_UPDATES] for state in ranks), None
+            of_ranks = [state[name] for state in seen]
+            setattr(self._metric, name, of_ranks[0] if len(of_ranks) == 1 else _joined(of_ranks, reduction))
+        self._metric._update_count, self._metric._computed = sum(state[_UPDATES] for state in seen), None
 
-    def merge(self, packed: list[bytes]) -> float:
+    def merge(self, states: _States) -> float:
         """Return the metric computed from the states of all ranks that saw rows; NaN if no rank did.
 
         Raises:
             TrainingError: if the metric cannot be computed, or is not one number.
         """
-        ranks = self._unpacked(packed)
-        if not ranks:
+        seen = [state for state in states if state[_UPDATES]]
+        if not seen:
             return float("nan")
-        self._set(ranks)
+        self._set(seen)
         try:
             value = self._metric.compute()
         except Exception as error:
@@ -154,86 +165,19 @@ class StateMetric:
         return float(value)
 
 
-def merge_states(
-    metrics: Mapping[str, StateMetric], packed: Mapping[str, bytes], communicator: Communicator
-) -> dict[str, float]:
-    """Return the metrics computed from the states of all ranks. Collective if there are any metrics.
-
-    Raises:
-        TrainingError: as :meth:`StateMetric.merge`.
-    """
-    if not metrics:
-        return {}
-    if communicator.world_size == 1:
-        return {name: metric.merge([packed[name]]) for name, metric in metrics.items()}
-    payload = np.frombuffer(b"".join(packed.values()), np.uint8)
-    world_size = communicator.world_size
-    sizes = np.empty(world_size * len(metrics), np.int64)
-    communicator.allgather(np.array([len(part) for part in packed.values()], np.int64), sizes)
-    per_rank = sizes.reshape(world_size, len(metrics))
-    everything = np.empty(int(sizes.sum()), np.uint8)
-    communicator.allgather(payload, everything, counts=[int(size) for size in per_rank.sum(axis=1)])
-    parts = [part.tobytes() for part in np.split(everything, np.cumsum(sizes)[:-1])]
-    return {
-        name: metric.merge(parts[index :: len(metrics)])
-        for index, (name, metric) in enumerate(metrics.items())
-    }
-
-
 def _joined(states: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
     joined: Any = torch.stack(states) if isinstance(states[0], Tensor) else list(chain.from_iterable(states))
     return joined if reduction is None or not len(joined) else reduction(joined)
 
 
-def _is_metric(value: Any) -> bool:
+def _is_of_torchmetrics(value: Any) -> bool:
     library = sys.modules.get("torchmetrics")  # without the import there is no metric of that library
-    return library is not None and isinstance(value, library.Metric)
-
-
-def _is_collection(value: Any) -> bool:
-    library = sys.modules.get("torchmetrics")
-    return library is not None and isinstance(value, library.MetricCollection)
-
-
-def _holds_metrics(metric: Any) -> bool:
-    """Whether a metric is computed from other metrics, such as the sum of two, or a metric of several outputs."""
-    return any(_is_metric(part) for part in metric.modules() if part is not metric)
-
-
-def _wants_integers(metric: Any) -> bool:
-    return any(kind.__module__.startswith("torchmetrics.classification") for kind in type(metric).__mro__)
-
-
-def _is_binary(metric: Any) -> bool:
-    return _wants_integers(metric) and any(
-        kind.__name__.startswith("Binary") for kind in type(metric).__mro__
-    )
-
-
-def _has_two_scores(outputs: Any, targets: Any) -> bool:
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        return False
-    return outputs.ndim == targets.ndim + 1 and outputs.shape[1] == 2
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {name: _on_cpu(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_on_cpu(entry) for entry in value]
-    return value
+    return library is not None and isinstance(value, library.Metric | library.MetricCollection)
 
 
 Metric: TypeAlias = Callable[..., Any]
 """A function of ``(outputs, targets)`` that returns one value per row or their mean; a metric of torchmetrics, which
 is copied; or a function without arguments, or a class, that makes such a metric."""
-
-
-class _RunningMetric(Protocol):
-    def add(self, outputs: Any, targets: Any, rows: int) -> None:
-        """Update the metric with a batch."""
 
 
 class MeanMetric:
@@ -279,7 +223,7 @@ class EpochMetrics:
     def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
         self._means: dict[str, MeanMetric] = {}
         self._states: dict[str, StateMetric] = {}
-        self._running: dict[str, _RunningMetric] = {}
+        self._running: dict[str, MeanMetric | StateMetric] = {}
         for name, metric in metrics.items():
             made = make_state_metric(name, metric, device)
             if made is None:
@@ -310,13 +254,13 @@ class EpochMetrics:
             TrainingError: if a metric fails, chained from its error, or is not one number.
         """
         for metric in self._states.values():
-            metric.merge([metric.pack()])
+            metric.merge(metric.states())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and states of this rank so far, waiting for the device."""
         return {
             "means": {name: [float(mean.total), mean.rows] for name, mean in self._means.items()},
-            "states": {name: metric.pack() for name, metric in self._states.items()},
+            "states": {name: metric.states() for name, metric in self._states.items()},
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -326,7 +270,7 @@ class EpochMetrics:
                 mean.total += total
                 mean.rows += rows
         for name, metric in self._states.items():
-            metric.take([state["states"][name] for state in states if name in state["states"]])
+            metric.take([of_rank for state in states for of_rank in state["states"].get(name, ())])
 
     def close(self, communicator: Communicator, *further: float) -> tuple[dict[str, float], list[float]]:
         """Return the metrics of all ranks' rows, and the sums over the ranks of further numbers.
@@ -336,7 +280,7 @@ class EpochMetrics:
         Raises:
             TrainingError: if a metric fails; the message names it.
         """
-        packed = {name: metric.pack() for name, metric in self._states.items()}
+        own = {name: metric.states() for name, metric in self._states.items()}
         means = list(self._means.values())
         sums = np.array([*further, *(float(mean.total) for mean in means), *(mean.rows for mean in means)])
         if communicator.world_size > 1 and len(sums):
@@ -346,7 +290,16 @@ class EpochMetrics:
             name: float(total / rows) if rows else float("nan")
             for name, total, rows in zip(self._means, *totals, strict=True)
         }
-        values |= merge_states(self._states, packed, communicator)
+        per_rank = [own]
+        if communicator.world_size > 1 and own:
+            file = io.BytesIO()
+            torch.save(own, file)
+            per_rank = [
+                torch.load(io.BytesIO(content), weights_only=True)
+                for content in allgather_bytes(communicator, file.getvalue(), name="states of metrics")
+            ]
+        for name, metric in self._states.items():
+            values[name] = metric.merge([state for states in per_rank for state in states[name]])
         return {name: values[name] for name in self._running}, [
             float(value) for value in sums[: len(further)]
         ]

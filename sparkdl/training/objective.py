@@ -7,7 +7,7 @@ before the fit. Errors that the user's code raises on a rank are raised again wi
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
-from sparkdl.model.heads import Head, output_of_each
+from sparkdl.model.heads import output_of_each
 from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
 from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_global_weight, reduction_of
 from sparkdl.random_state import random_numbers_apart, rank_seed
@@ -116,65 +116,8 @@ def run_user_step(
 _OF_USERS_CODE = (DataError, ParamError, TrainingError)
 
 
-class _ErrorContext:
-    """See :func:`error_context`. A class, because two of these contexts are entered in each step."""
-
-    __slots__ = ("_batch", "_rank", "_what", "_where")
-
-    def __init__(self, what: str, rank: int, where: str, batch: Batch | None) -> None:
-        self._what, self._rank, self._where, self._batch = what, rank, where, batch
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None:
-            self._raise(error)
-
-    def _raise(self, error: BaseException) -> None:
-        from sparkdl.torch import collective_errors  # on ranks only: the driver does without the c10d backend
-
-        try:
-            # Otherwise torch's error for a failed collective looks like one of the model.
-            with collective_errors():
-                raise error
-        except MemoryError:
-            raise
-        except SystemExit as found:
-            status = "" if found.code is None else repr(found.code)
-            failure = TrainingError(f"{self._failed()} failed: it called sys.exit({status}).{self._given()}")
-            raise failure.at(self._where) from found
-        except Exception as found:
-            if is_consequence(found):
-                raise
-            if isinstance(found, SparkdlError):
-                if type(found) not in _OF_USERS_CODE or found.position:
-                    raise
-                named = type(found)(f"In {self._where} on rank {self._rank}: {found}")
-                raise named.at(self._where) from found
-            message = str(found).rstrip(".")
-            failure = TrainingError(
-                f"{self._failed()} failed: {type(found).__name__}: {message}.{self._given()}"
-            )
-            raise failure.at(self._where) from found
-
-    def _failed(self) -> str:
-        return f"In {self._where} on rank {self._rank} {self._what}"
-
-    def _given(self) -> str:
-        if self._batch is None:
-            return ""
-        columns = (
-            f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
-            for name, values in self._batch.items()
-        )
-        return f" The batch: {', '.join(columns)}."
-
-
-def error_context(
-    what: str, *, rank: int, where: str, batch: Batch | None = None
-) -> AbstractContextManager[None]:
-    """Return a context that adds epoch, step and rank to errors raised within it.
+class ErrorContext:
+    """A context that adds epoch, step and rank to errors raised within it.
 
     sparkdl's errors about labels, columns and the results of a user's function keep their type. Errors that already
     name a step, consequences of another rank's failure, and a lack of memory are not changed.
@@ -189,7 +132,54 @@ def error_context(
         TrainingError: chained from the error, with its type and message.
         DataError: if a DataError was raised; likewise ParamError.
     """
-    return _ErrorContext(what, rank, where, batch)
+
+    # Not a generator, because two of these contexts are entered in each step.
+    __slots__ = ("_batch", "_rank", "_what", "_where")
+
+    def __init__(self, what: str, *, rank: int, where: str, batch: Batch | None = None) -> None:
+        self._what, self._rank, self._where, self._batch = what, rank, where, batch
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._raise(error)
+
+    def _raise(self, error: BaseException) -> None:
+        from sparkdl.torch import collective_errors  # on ranks only: the driver does without the c10d backend
+
+        failed = f"In {self._where} on rank {self._rank} {self._what} failed"
+        try:
+            # Otherwise torch's error for a failed collective looks like one of the model.
+            with collective_errors():
+                raise error
+        except MemoryError:
+            raise
+        except SystemExit as found:
+            status = "" if found.code is None else repr(found.code)
+            failure = TrainingError(f"{failed}: it called sys.exit({status}).{self._given()}")
+            raise failure.at(self._where) from found
+        except Exception as found:
+            if is_consequence(found):
+                raise
+            if isinstance(found, SparkdlError):
+                if type(found) not in _OF_USERS_CODE or found.position:
+                    raise
+                named = type(found)(f"In {self._where} on rank {self._rank}: {found}")
+                raise named.at(self._where) from found
+            message = str(found).rstrip(".")
+            failure = TrainingError(f"{failed}: {type(found).__name__}: {message}.{self._given()}")
+            raise failure.at(self._where) from found
+
+    def _given(self) -> str:
+        if self._batch is None:
+            return ""
+        columns = (
+            f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
+            for name, values in self._batch.items()
+        )
+        return f" The batch: {', '.join(columns)}."
 
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
@@ -355,7 +345,7 @@ class Objective:
             for index, batch in enumerate(batches):
                 position = first._replace(step=first.step + index)
                 where = position.text(of_validation=of_validation)
-                with error_context("preparing the batch", rank=position.rank, where=where, batch=batch):
+                with ErrorContext("preparing the batch", rank=position.rank, where=where, batch=batch):
                     prepared = self.prepare(batch, position=None if of_validation else position)
                 yield prepared
 
@@ -365,7 +355,10 @@ class Objective:
         if spec.user_step is not None:
             with self.precision.computing():
                 outputs, term = run_user_step(spec, module, batch, self._device)
-            return Evaluation(outputs, self._labels(batch), None, term)
+            labels = {head.label.name: head.label.tensor(batch, self._device) for head in spec.heads}
+            return Evaluation(
+                outputs, next(iter(labels.values())) if len(labels) == 1 else labels, None, term
+            )
         with self.precision.computing():
             returned = spec.inputs.apply(module, batch, self._device)
         return self.compare(returned, batch)
@@ -379,20 +372,15 @@ class Objective:
         outputs = output_of_each(returned, [head.label.name for head in spec.heads])
         outputs = {name: self.precision.for_loss(output) for name, output in outputs.items()}
         targets = {
-            head.label.name: self._targets(head, loss, batch, outputs[head.label.name])
+            head.label.name: match_targets(
+                loss, outputs[head.label.name], head.label.tensor(batch, self._device)
+            )
             for head, loss in zip(spec.heads, self._losses, strict=True)
         }
         term = self._term(outputs, targets, weights)
         if len(spec.heads) > 1:
             return Evaluation(outputs, targets, weights, term)
         return Evaluation(next(iter(outputs.values())), next(iter(targets.values())), weights, term)
-
-    def _labels(self, batch: Batch) -> Any:
-        labels = {head.label.name: head.label.tensor(batch, self._device) for head in self._spec.heads}
-        return next(iter(labels.values())) if len(labels) == 1 else labels
-
-    def _targets(self, head: Head, loss: Any, batch: Batch, outputs: Tensor) -> Tensor:
-        return match_targets(loss, outputs, head.label.tensor(batch, self._device))
 
     def _term(
         self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None
@@ -403,19 +391,11 @@ class Objective:
         ]
         if len(terms) == 1 and self._spec.heads[0].weight == 1:
             return terms[0]
-        check_equal_divisors(terms)
+        if len({term.weight for term in terms}) > 1:  # the mean over the rows of all ranks cannot be computed
+            raise ParamError(
+                "The losses of the label columns are means over different numbers: some over the rows, others over "
+                "class weights or over labels that are not ignored. Use losses without ignore_index and weight, or a "
+                "trainStep."
+            )
         means = [head.weight * term.mean for head, term in zip(self._spec.heads, terms, strict=True)]
         return LossTerm(mean=torch.stack([mean.reshape(()) for mean in means]).sum(), weight=terms[0].weight)
-
-
-def check_equal_divisors(terms: list[LossTerm]) -> None:
-    """Check that the mean losses of several heads were divided by the same number.
-
-    Raises:
-        ParamError: if they were not; the mean over all rows cannot be computed from such mean losses of the ranks.
-    """
-    if len({term.weight for term in terms}) > 1:
-        raise ParamError(
-            "The losses of the label columns are means over different numbers: some over the rows, others over class "
-            "weights or over labels that are not ignored. Use losses without ignore_index and weight, or a trainStep."
-        )

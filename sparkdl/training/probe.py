@@ -244,23 +244,17 @@ def try_optimizer(optimizer: Optimizer, left_out: Collection[nn.Parameter] = ())
     Raises:
         ParamError: if the optimizer cannot step by gradients alone.
     """
+    others = {id(parameter) for parameter in left_out}
+    groups = [list(group["params"]) for group in optimizer.param_groups]
     try:
-        step_without(optimizer, left_out)
+        for group, params in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = [parameter for parameter in params if id(parameter) not in others]
+        optimizer.step()
     except Exception as error:
         raise ParamError(
             f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone: "
             f"{type(error).__name__}: {error}. Choose one that can, such as SGD or Adam."
         ) from error
-
-
-def step_without(optimizer: Optimizer, parameters: Collection[nn.Parameter]) -> None:
-    """Step an optimizer as if it had been made without some parameters, which it then cannot change."""
-    left_out = {id(parameter) for parameter in parameters}
-    groups = [list(group["params"]) for group in optimizer.param_groups]
-    try:
-        for group, params in zip(optimizer.param_groups, groups, strict=True):
-            group["params"] = [parameter for parameter in params if id(parameter) not in left_out]
-        optimizer.step()
     finally:
         for group, params in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = params
@@ -325,7 +319,7 @@ def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.numel() * tensor.element_size()  # a sparse tensor has no ``nbytes``
 
 
 _CPU = torch.device("cpu")
@@ -445,7 +439,8 @@ def _try_features(
             return tried, tried.apply(model, arrays, _CPU)
         except Exception as error:
             failures.append(error)
-    failure = _most_informative(failures)
+    # The first failure that is not about dtypes, else the first one, of the columns' own dtypes.
+    failure = next((failure for failure in failures if not _ABOUT_DTYPES.search(str(failure))), failures[0])
     reason = f"{type(failure).__name__}: {failure}"
     if "Expected more than 1 value per channel" in reason:
         advice = layers_over_rows(model) or (
@@ -475,11 +470,6 @@ def _try_features(
     raise DataError(
         f"The model {type(model).__name__} cannot be called with {columns}: {reason}{hint}"
     ) from failure
-
-
-def _most_informative(failures: Sequence[Exception]) -> Exception:
-    """Return the first failure that is not about dtypes, else the first one, of the columns' own dtypes."""
-    return next((failure for failure in failures if not _ABOUT_DTYPES.search(str(failure))), failures[0])
 
 
 def _dtype_choices(

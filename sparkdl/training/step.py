@@ -124,6 +124,8 @@ class TrainingStep:
     that is a sum are corrected there too, because in float16 a gradient must not grow with the number of rows.
 
     Attributes:
+        finite: checks that losses are finite.
+        last_batch: the last batch with rows, for steps without rows. It has to be set if the first step has none.
         on_loss: function that is called when the loss of a batch is computed, before the backward pass; with a
             pipeline, after it.
 
@@ -149,7 +151,7 @@ class TrainingStep:
         self._precision = precision
         self._communicator = communicator
         self.device = device
-        self._finite = FiniteLossCheck(communicator, device)
+        self.finite = FiniteLossCheck(communicator, device)
         self._weight_of_update = 0.0
         self._weight_per_row = 1.0
         """Predicted weight per row; the same on every rank."""
@@ -192,12 +194,14 @@ class TrainingStep:
         self._weight_of_update += weight
         if updates:
             divisor = self._divisor(self._plan.rows_of_update(step))
-            if self._distribution.is_local and not (divisor and self._has_weight()):
+            # Whether rows of this rank, or of those with which it averages gradients, count in a local update.
+            has_weight = self._distribution.num_averaged > 1 or self._weight_of_update > 0
+            if self._distribution.is_local and not (divisor and has_weight):
                 self._update.clear_gradients()
                 divisor = 1.0  # the schedule goes on as that of other ranks, which have rows
             self._update.prepare(divisor)
             self._weight_of_update = 0.0
-        self._finite.compare_records(epoch=epoch, step=step, steps=self._plan.num_steps)
+        self.finite.compare_records(epoch=epoch, step=step, steps=self._plan.num_steps)
         return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
 
     def update(self) -> None:
@@ -213,26 +217,9 @@ class TrainingStep:
         """Continue from a state that :meth:`state_dict` returned."""
         self._weight_per_row = self._next_weight_per_row = state["weight_per_row"]
 
-    @property
-    def has_batch(self) -> bool:
-        """Whether this rank has had a batch with rows."""
-        return self.last_batch is not None
-
-    def remember(self, batch: Batch) -> None:
-        """Remember a batch with rows for steps without rows; needed if this rank's first step has no rows."""
-        self.last_batch = batch
-
-    def check_losses(self, *, epoch: int, step: int) -> None:
-        """Check now that all losses so far were finite, as :meth:`run` does now and then. Collective on CUDA.
-
-        Raises:
-            TrainingError: if a loss was not finite.
-        """
-        self._finite.compare_records(epoch=epoch, step=step, steps=step)
-
     def _observe(self, loss_mean: Tensor, *, batch: Batch, epoch: int, step: int) -> None:
         self.on_loss()
-        self._finite.observe(loss_mean, batch, epoch=epoch, step=step)
+        self.finite.observe(loss_mean, batch, epoch=epoch, step=step)
 
     def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
         """The loss, scaled so that the gradients of all batches and ranks add up to those of the update."""
@@ -257,10 +244,6 @@ class TrainingStep:
             return weight / predicted * self._communicator.world_size / self._distribution.num_averaged
         self._next_weight_per_row = weight / rows_of_update if weight else self._weight_per_row
         return weight / predicted
-
-    def _has_weight(self) -> bool:
-        """Whether rows of this rank, or of those with which it averages gradients, count in a local update."""
-        return self._distribution.num_averaged > 1 or self._weight_of_update > 0
 
     def _pass_without_rows(self) -> LossTerm:
         """Take part in a step without rows, because the other ranks wait for this rank's gradients.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import socket
-from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from sparkdl.training.distribution import DividedModel, ModelDistribution, Repli
 from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import Objective, StepPosition, error_context
+from sparkdl.training.objective import ErrorContext, Objective, StepPosition
 from sparkdl.training.stages import Stages
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import (
@@ -178,7 +178,7 @@ def train(
                 communicator,
                 dataset,
                 resources,
-                report=report or _report_nothing,
+                report=report or (lambda _: None),
                 on_step=on_step,
                 on_position=on_position,
                 handover=handover,
@@ -187,7 +187,7 @@ def train(
                 return trainer.fit(keep)
             except BaseException as error:
                 if handover is not None and handover.can_continue(error):
-                    handover.keep(trainer)
+                    handover.left = trainer
                 raise
     except BaseException as error:
         communicator.abort(f"{type(error).__name__}: {error}")
@@ -321,7 +321,7 @@ class Trainer:
             )
         )
         self.progress = ProgressReporter(
-            report if communicator.rank == 0 else _report_nothing,
+            report if communicator.rank == 0 else (lambda _: None),
             epochs=spec.epochs,
             steps_per_epoch=self.feed.steps_per_epoch,
             on_step=on_step,
@@ -332,7 +332,7 @@ class Trainer:
         """Train the remaining epochs; see :func:`train`."""
         with single_rows_allowed(self.module):
             for epoch in range(self._resume(), self.spec.epochs + 1):
-                if not self.control.should_continue:
+                if self.control.has_ended:
                     break
                 self.run_epoch(epoch)
             self.on_position("")
@@ -349,13 +349,15 @@ class Trainer:
         self.checkpoints.begin_epoch(epoch, meter)
         self.control.begin_epoch(epoch)
         self._run_steps(epoch, meter)
-        with self._error_context("the end of the training", epoch):
+        rank, where = self.communicator.rank, f"epoch {epoch}"
+        with ErrorContext("the end of the training", rank=rank, where=where):
             rank_rows = self.speeds.rows if self.speeds and self.spec.balance == "speed" else ()
             record = meter.close(learning_rate=self.learning_rate.last, rank_rows=rank_rows)
         if self.validation is not None:
             self.on_position(f"the validation of epoch {epoch}")
-            with self._error_context("validation", epoch):
-                record = record.with_validation(*self.validation.run(epoch, self.step.last_batch))
+            with ErrorContext("validation", rank=rank, where=where):
+                values, seconds = self.validation.run(epoch, self.step.last_batch)
+            record = replace(record, metrics={**record.metrics, **values}, validation_s=seconds)
         self.on_position(f"the end of epoch {epoch}")
         if self.handover is None:
             self._end_epoch(record)
@@ -366,8 +368,8 @@ class Trainer:
         self._compare_replicas(f"the end of epoch {epoch}")
         self.checkpoints.after_epoch(
             self.history,
-            finished=epoch == self.spec.epochs or not self.control.should_continue,
-            is_best=self.control.best_epoch == epoch,
+            finished=epoch == self.spec.epochs or self.control.has_ended,
+            is_best=self.control.best is not None and self.control.best.epoch == epoch,
         )
         if self.handover is not None:
             self.handover.leave_if_asked()
@@ -375,7 +377,7 @@ class Trainer:
     def _end_epoch(self, record: EpochRecord) -> None:
         """Take in the record of an epoch. No communication, except of callbacks."""
         self.update.end_epoch(record.epoch)
-        with self._error_context("the scheduler", record.epoch):
+        with ErrorContext("the scheduler", rank=self.communicator.rank, where=f"epoch {record.epoch}"):
             self.learning_rate.end_epoch(record)
         self.progress.epoch(record)
         self.history.append(record)
@@ -390,7 +392,7 @@ class Trainer:
         self.on_position(text)
         if self.speeds is not None:
             self.speeds.begin_step()
-        with error_context("training", rank=position.rank, where=text, batch=batch):
+        with ErrorContext("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
             # Whether all ranks have the same weights, between two updates.
@@ -430,7 +432,7 @@ class Trainer:
         is_due = self.checkpoints.count_update()
         if self.handover is not None:
             is_due = self.handover.count_update(self) or is_due
-        with error_context(
+        with ErrorContext(
             "the synchronization", rank=self.communicator.rank, where=f"epoch {epoch}, step {step}"
         ):
             return self.distribution.after_update(ends_epoch=step == self.plan.num_steps, is_due=is_due)
@@ -470,9 +472,6 @@ class Trainer:
             self.distribution.take_up_changes()  # since the last step, by callbacks
             self.replicas.compare(at)
 
-    def _error_context(self, what: str, epoch: int) -> AbstractContextManager[None]:
-        return error_context(what, rank=self.communicator.rank, where=f"epoch {epoch}")
-
     def _open_speeds(self) -> RankSpeeds | None:
         spec, num_ranks = self.spec, self.communicator.world_size
         divides_rows = spec.balance == "speed" and num_ranks <= self.plan.rows_of_step(1)
@@ -506,7 +505,7 @@ class Trainer:
             " It leaves, and another one takes its place." if is_replaced else "",
         )
         if self.handover is not None and is_replaced:
-            self.handover.ask_to_leave()
+            self.handover.context.ask_to_leave()  # another rank takes the place of this one
 
     def _open_validation(
         self, dataset: ParquetDataset, resources: ExitStack, on_step: Callable[[], None]
@@ -547,7 +546,3 @@ def _open_feed(
         cache=spec.cache,
         read_timeout_s=read_timeout_s(communicator),
     )
-
-
-def _report_nothing(event: dict[str, object]) -> None:
-    del event

@@ -105,6 +105,7 @@ class WeightUpdate:
         max_grad_norm: maximum joint norm of all gradients, to which they are clipped; None for no clipping.
 
     Attributes:
+        live: the tensors of the module, whose layers were looked up after the last update.
         num_skipped: number of updates since :meth:`end_epoch` that were skipped because their gradients had overflowed
             float16.
     """
@@ -128,17 +129,8 @@ class WeightUpdate:
         self._has_gradients = False
         self._num_updates = 0
         self.num_skipped = 0
-        self._live = LiveParameters(self._module)
+        self.live = LiveParameters(self._module)
         self._module.zero_grad(set_to_none=True)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """Optimizer of the module's parameters."""
-        return self._optimizer
-
-    def buffers(self) -> list[Tensor]:
-        """The buffers of the module, whose layers were looked up after the last update."""
-        return self._live.buffers()
 
     def prepare(self, divisor: float = 1.0) -> None:
         """Divide the gradients by ``divisor``, and clip them. Collective in a divided model.
@@ -164,8 +156,8 @@ class WeightUpdate:
 
     def clear_gradients(self) -> None:
         """Do what ``zero_grad`` does, but look for the module's layers, which takes longest, only after changes."""
-        self._live.look()
-        for parameter in self._live.parameters:
+        self.live.look()
+        for parameter in self.live.parameters:
             parameter.grad = None
 
     def _step(self) -> None:
@@ -230,12 +222,13 @@ def use_float8(module: nn.Module, device: torch.device) -> None:
         ) from error
     # The gradient of a weight is a sum over the rows of a batch, whose number need not be a multiple of 16 either.
     config = Float8LinearConfig(pad_inner_dim=True)
-    convert_to_float8_training(module, module_filter_fn=_takes_float8, config=config)
-
-
-def _takes_float8(layer: nn.Module, name: str) -> bool:
-    del name
-    return isinstance(layer, nn.Linear) and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
+    convert_to_float8_training(
+        module,
+        module_filter_fn=lambda layer, _: (
+            isinstance(layer, nn.Linear) and layer.in_features % 16 == layer.out_features % 16 == 0
+        ),
+        config=config,
+    )
 
 
 class Precision:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING
-
-import torch
-from torch import Tensor
 
 from sparkdl.data import ParquetDataset, ParquetFeed
 from sparkdl.data.feed.shards import steps_per_epoch
@@ -18,9 +14,13 @@ from sparkdl.training.checkpoint.state import buffers_kept, loss_buffers
 from sparkdl.training.device_batches import batches_for, read_timeout_s
 from sparkdl.training.history import LossSum
 from sparkdl.training.metrics import EpochMetrics
-from sparkdl.training.objective import StepPosition, error_context
+from sparkdl.training.objective import ErrorContext, StepPosition
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
     from sparkdl.collective import Communicator
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.objective import Batch, Objective
@@ -115,9 +115,10 @@ class Validation:
         with (
             evaluating(module),
             evaluating(self._losses),
-            self._shared_for_now(loss_buffers(self._losses, module).values()),
+            buffers_kept(loss_buffers(self._losses, module).values()) as buffers,
             random_numbers_apart(self._device),
         ):
+            self._distribution.share_buffers(buffers)
             if self._feed is None:
                 self._take_part(spare, self._num_steps)
             else:
@@ -131,7 +132,7 @@ class Validation:
                             self._take_part(spare, 1)
                             continue
                         where = first._replace(step=step).text(of_validation=True)
-                        with error_context("evaluating the batch", rank=first.rank, where=where, batch=batch):
+                        with ErrorContext("evaluating the batch", rank=first.rank, where=where, batch=batch):
                             evaluation = self._distribution.evaluate(self._objective, batch)
                             if self._distribution.counts_outputs:
                                 metrics.add(evaluation, rows)
@@ -142,7 +143,8 @@ class Validation:
             self._communicator, own_loss, losses.weight, time.perf_counter() - started
         )
         loss = total / all_weight if all_weight else float("nan")
-        return {f"{PREFIX}loss": loss, **prefixed(values)}, seconds / self._communicator.world_size
+        values = {f"{PREFIX}{name}": value for name, value in {"loss": loss, **values}.items()}
+        return values, seconds / self._communicator.world_size
 
     def _take_part(self, spare: Batch | None, num_steps: int) -> None:
         """Take part in other ranks' steps if this rank has a part of the module; do nothing if it has a replica."""
@@ -153,19 +155,7 @@ class Validation:
             self._on_step()
             self._distribution.evaluate(self._objective, spare)
 
-    @contextmanager
-    def _shared_for_now(self, buffers: Iterable[Tensor]) -> Iterator[None]:
-        """Within this context all ranks have rank 0's values in the buffers; they are restored after it. Collective."""
-        with buffers_kept(buffers) as kept:
-            self._distribution.share_buffers(kept)
-            yield
-
     def close(self) -> None:
         """Stop the feed's threads."""
         if self._feed is not None:
             self._feed.close()
-
-
-def prefixed(values: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics under the names that they have on validation rows."""
-    return {f"{PREFIX}{name}": value for name, value in values.items()}

@@ -166,8 +166,8 @@ class Checkpoints:
         has_steps = not is_resumed or self._position.has_steps
         self._updates.begin(epoch, step, has_steps=has_steps)
         has_rows = has_steps and self._feed.rows_in_step(0, epoch - 1)[self._distribution.reader]
-        if not self._step.has_batch and not has_rows:
-            self._step.remember(self._earlier_batch(epoch, step))
+        if self._step.last_batch is None and not has_rows:
+            self._step.last_batch = self._earlier_batch(epoch, step)
         if is_resumed and self._position.meter:
             meter.load_state_dict(self._position.meter)
 
@@ -188,7 +188,7 @@ class Checkpoints:
             self._is_due = False  # the checkpoint at the end of the epoch follows
         if self._is_due:
             self._is_due = False
-            self._step.check_losses(epoch=epoch, step=step)
+            self._step.finite.compare_records(epoch=epoch, step=step, steps=step)
             self._compare(f"epoch {epoch}, step {step}")
             where = {"epoch": epoch, "step": step, "ends_epoch": False, "finished": False}
             self._take(where, {"meter": meter.state_dict()}, self._position.history)
@@ -218,14 +218,14 @@ class Checkpoints:
         is_best: bool = False,
     ) -> None:
         module = self._state.module
-        own = {**own, "wants_to_stop": self._control.wants_to_stop, **self.rank_state()}
+        own = {**own, "wants_to_stop": self._control.stop_request.is_made, **self._rank_state()}
         ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
         if self._writer is None:
             return
         self._writer.wait()
         self._writer.write(self._content(where, ranks, history, is_best=is_best))
 
-    def rank_state(self) -> dict[str, Any]:
+    def _rank_state(self) -> dict[str, Any]:
         """State of this rank alone: of its replica and, where updates are local, of its optimizer."""
         state = self._distribution.rank_state()
         if self._distribution.is_local and self._communicator.rank != 0:
@@ -293,7 +293,7 @@ class Checkpoints:
         return TrainingTensors(
             self._distribution.parts,
             self._state.optimizer,
-            self._control.best_tensors,
+            None if self._control.best is None else self._control.best.tensors(),
             is_divided=self._distribution.is_divided,
         )
 
@@ -315,7 +315,7 @@ class Checkpoints:
         tensors.check_optimizer(state["training"], checkpoint.url)
         tensors.load(checkpoint, state["training"], group)
         set_buffers(dict(self._state.module.named_buffers()), fit["buffers"])
-        self._state.restore_learning_rate(fit)
+        self._state.learning_rate.load_state_dict(fit["learning_rate"])  # sets that of the optimizer
         is_alike = manifest.layout == self._distribution.name
         meter = self._restore_rank(state["ranks"], (epoch, step), is_alike=is_alike)
         return ResumePoint(
@@ -333,7 +333,7 @@ class Checkpoints:
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]
         own = states[0]  # in another layout, the buffers of losses are rank 0's, like the model's
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
-        self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
+        self._control.stop_request.is_made = any(state["wants_to_stop"] for state in states)
         if not is_alike:
             # Each pipeline stage had its own; of those that several ranks had, rank 0's count.
             for state in reversed(states):

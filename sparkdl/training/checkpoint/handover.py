@@ -17,7 +17,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,29 +36,12 @@ if TYPE_CHECKING:
     from sparkdl.data import ParquetDataset
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
+    from sparkdl.training.remote.fit_on_rank import Context
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.trainer import Trainer
 
 
 _MOST_ROUNDS = 8
-
-
-class ElasticContext(Protocol):
-    """The part of the launcher's context that is used here; :class:`sparkdl.launch.RankContext` has it."""
-
-    @property
-    def is_to_leave(self) -> bool:
-        """Whether ranks wait to join."""
-
-    def ask_to_leave(self) -> None:
-        """Ask that this rank may leave the run after a step."""
-
-    def is_consequence(self, error: BaseException) -> bool:
-        """Whether another rank's failure has caused an error."""
-
-    @property
-    def world(self) -> Any:
-        """The current world; its ``progress`` is that of the rank that has come farthest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +74,18 @@ class Handover:
             each world.
 
     Attributes:
+        context: the launcher's context.
         progress: number of borders that the training has passed; -1 before the first.
+        left: training that has failed because of another rank, for :meth:`leave`.
     """
 
-    def __init__(self, context: ElasticContext, planned_ranks: int | None) -> None:
-        self._context, self._planned_ranks = context, planned_ranks
+    def __init__(self, context: Context, planned_ranks: int | None) -> None:
+        self.context, self._planned_ranks = context, planned_ranks
         self.progress = -1
+        self.left: Trainer | None = None
         self._border: Border | None = None
         self._change: Callable[[], None] | None = None
         """What leads to the next border, while the ranks settle that all of them can do it."""
-        self._left: Trainer | None = None
         self._held: HeldCheckpoint | None = None
         self._own = b""
         """State of this rank alone, as :func:`~sparkdl.training.checkpoint.state.read_rank_state` reads it."""
@@ -111,7 +96,7 @@ class Handover:
 
     def can_continue(self, error: BaseException) -> bool:
         """Whether the ranks can continue in another world after an error, as another rank is its cause."""
-        return isinstance(error, WorldLeftError) or self._context.is_consequence(error)
+        return isinstance(error, WorldLeftError) or self.context.is_consequence(error)
 
     def settle(self, meter: EpochMeter, change: Callable[[], None], *, keeps: Trainer | None = None) -> None:
         """Make a change that leads to the next border, once all ranks can make it. Collective.
@@ -128,7 +113,7 @@ class Handover:
         if keeps is not None and self._border is not None and self._border.held is None:
             self._border = replace(self._border, held=_held(keeps, self._border))
         self._change = change
-        self._is_asked_to_leave = meter.share(float(self._context.is_to_leave)) > 0
+        self._is_asked_to_leave = meter.share(float(self.context.is_to_leave)) > 0
         self._change = None
         change()
 
@@ -163,22 +148,19 @@ class Handover:
         with torch.no_grad():
             # A buffer of both is there twice, which does no harm.
             buffers = [
-                (buffer, buffer.clone()) for buffer in (*trainer.update.buffers(), *self._losses.buffers())
+                (buffer, buffer.clone())
+                for buffer in (*trainer.update.live.buffers(), *self._losses.buffers())
             ]
         border = Border(
             where={**where, "finished": False},
             has_steps=where["step"] < trainer.plan.num_steps,
             meter=meter,
             buffers=buffers,
-            wants_to_stop=trainer.control.wants_to_stop,
+            wants_to_stop=trainer.control.stop_request.is_made,
         )
         if trainer.distribution.local is not None:
             border = replace(border, held=_held(trainer, border))
         self._border = border
-
-    def ask_to_leave(self) -> None:
-        """Ask the driver that this rank may leave the run; another one takes its place."""
-        self._context.ask_to_leave()
 
     def leave_if_asked(self) -> None:
         """Leave the world if ranks wait to join, or are to leave the run. All ranks do so at the same border.
@@ -189,20 +171,16 @@ class Handover:
         if self._is_asked_to_leave:
             raise WorldLeftError("ranks wait to join, or are to leave")
 
-    def keep(self, trainer: Trainer) -> None:
-        """Keep a training that has failed because of another rank, for :meth:`leave`."""
-        self._left = trainer
-
     def leave(self) -> None:
         """Take the state along into the next world, which the ranks are about to enter.
 
         If another rank has passed a border that this one was about to pass, this one passes it first.
         """
-        trainer, self._left = self._left, None
+        trainer, self.left = self.left, None
         change, self._change = self._change, None
         if trainer is None:
             return
-        if change is not None and self.progress < self._context.world.progress:
+        if change is not None and self.progress < self.context.world.progress:
             try:
                 change()
             except Exception as error:
@@ -260,7 +238,7 @@ class Handover:
     @property
     def has_state(self) -> bool:
         """Whether the training continues from the state of a rank in an earlier world."""
-        return bool(self._context.world.has_state)
+        return bool(self.context.world.has_state)
 
     def share(self, distribution: ModelDistribution, communicator: Communicator) -> HeldCheckpoint | None:
         """Give the state of the ranks that have come farthest to the others; None if there is none. Collective."""
@@ -270,7 +248,7 @@ class Handover:
 
         if not self.has_state:
             return None
-        owns, progress = [self._own], self._context.world.progress
+        owns, progress = [self._own], self.context.world.progress
         if communicator.world_size > 1:
             owns = allgather_bytes(communicator, self._own, name="states of ranks")
         sharers, ranks = distribution.sharers

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -72,7 +73,14 @@ def described_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, st
     """Return the options of an optimizer for each of its groups of parameters, and which parameters those are."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = [
-        _listed({name: value for name, value in sorted(group.items()) if _is_option(value)})
+        _listed(
+            {
+                name: value
+                for name, value in sorted(group.items())
+                if isinstance(value, bool | int | float | str | tuple)
+                or (isinstance(value, Tensor) and value.numel() == 1)
+            }
+        )
         for group in optimizer.param_groups
     ]
     members = [
@@ -102,9 +110,11 @@ def _described(value: object) -> str:
         return f"{tuple(value.shape)} {checksum(numbers.tobytes())}"
     if isinstance(value, nn.Module):
         parts = [f"{name}: {of}" if name else of for name, of in described_modules(value).items()]
-        tensors = _pairs(_constants(value))
-        return _short(", ".join([*parts, *tensors]))
-    if _is_frozen(value):
+        # The buffers of a torch loss, such as class weights; those of other modules may be counters.
+        constants = dict(value.named_buffers()) if _is_of(value, "torch.nn.") else {}
+        return _short(", ".join([*parts, *_pairs(constants)]))
+    options = getattr(type(value), "__dataclass_params__", None)
+    if options is not None and options.frozen:
         names = (field.name for field in dataclasses.fields(cast("Any", value)))
         fields = {name: getattr(value, name) for name in names}
         return f"{type(value).__qualname__}({_listed(fields)})"
@@ -126,25 +136,8 @@ def _options(module: nn.Module) -> str:
     return _listed(plain)
 
 
-def _constants(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of a torch loss, such as class weights; buffers of other modules may be counters."""
-    return dict(module.named_buffers()) if _is_of(module, "torch.nn.") else {}
-
-
 def _is_of(module: nn.Module, *packages: str) -> bool:
     return type(module).__module__.startswith(packages)
-
-
-def _is_frozen(value: object) -> bool:
-    """Whether a value is an instance of a frozen dataclass."""
-    params = getattr(type(value), "__dataclass_params__", None)
-    return params is not None and bool(params.frozen)
-
-
-def _is_option(value: object) -> bool:
-    return isinstance(value, bool | int | float | str | tuple) or (
-        isinstance(value, Tensor) and value.numel() == 1
-    )
 
 
 def _listed(values: Mapping[str, Any]) -> str:
@@ -300,22 +293,16 @@ def model_files_identity(path: str) -> dict[str, str]:
         if filesystem.isfile(location.path):
             files = [filesystem.info(location.path)]
         else:
-            files = [entry for entry in filesystem.ls(location.path, detail=True) if _is_of_model(entry)]
-        return {
-            _file_name(file): _content_of_file(filesystem, str(file["name"]), int(file["size"]))
-            for file in sorted(files, key=_file_name)
-        }
+            files = [
+                file
+                for file in filesystem.ls(location.path, detail=True)
+                if file["type"] != "directory"
+                and any(fnmatchcase(posixpath.basename(file["name"]), pattern) for pattern in _MODEL_FILES)
+            ]
+        sizes = {posixpath.basename(file["name"]): (file["name"], int(file["size"])) for file in files}
+        return {name: _content_of_file(filesystem, *sizes[name]) for name in sorted(sizes)}
     except OSError as error:
         raise store_error(f"The initial weights in {path} cannot be read", error) from error
-
-
-def _file_name(file: Mapping[str, Any]) -> str:
-    return str(file["name"]).rsplit("/", 1)[-1]
-
-
-def _is_of_model(file: Mapping[str, Any]) -> bool:
-    name = _file_name(file)
-    return file["type"] != "directory" and any(fnmatchcase(name, pattern) for pattern in _MODEL_FILES)
 
 
 def _content_of_file(filesystem: Any, path: str, size: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from sparkdl.training.learning_rate import LearningRate
 
 
-class StatePart(Protocol):
-    """An object whose state consists of numbers, strings, tensors, and dicts and lists of them, equal on all ranks."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Restore a state that :meth:`state_dict` returned."""
-
-
 class FitState:
     """The parts of a fit whose state is the same on all ranks.
 
@@ -45,16 +35,17 @@ class FitState:
         module: module that is trained.
         optimizer: optimizer of the module's parameters.
         learning_rate: learning rate of the optimizer.
-        parts: further parts, by name.
+        parts: further parts, by name: objects with ``state_dict()`` and ``load_state_dict()``, whose states consist of
+            numbers, strings, tensors, and dicts and lists of them.
     """
 
     def __init__(
-        self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: StatePart
+        self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: Any
     ) -> None:
         self.module = module
         self.optimizer = optimizer
-        self._learning_rate = learning_rate
-        self._parts: dict[str, StatePart] = dict(parts)
+        self.learning_rate = learning_rate
+        self._parts = parts
 
     def capture(self, **others: Any) -> dict[str, Any]:
         """Return a copy in host memory of all state but the tensors of module and optimizer.
@@ -66,7 +57,7 @@ class FitState:
             CheckpointError: if a state holds types that a checkpoint cannot hold.
         """
         state = {
-            "learning_rate": self._learning_rate.state_dict(),
+            "learning_rate": self.learning_rate.state_dict(),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
             "buffers": module_state(self.module)["buffers"],
             **others,
@@ -79,10 +70,6 @@ class FitState:
         for name, part in self._parts.items():
             if name in fit["parts"]:
                 part.load_state_dict(fit["parts"][name])
-
-    def restore_learning_rate(self, fit: Mapping[str, Any]) -> None:
-        """Restore the schedule, which sets the learning rate of the optimizer."""
-        self._learning_rate.load_state_dict(fit["learning_rate"])
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:

@@ -79,7 +79,9 @@ class _Probe:
         import psutil
 
         self._psutil = psutil
-        self._prefix = f"system/{_as_name(socket.gethostname())}"
+        # With only those characters that all of MLflow's stores accept.
+        name = "".join(sign if sign.isalnum() or sign in "_-. " else "_" for sign in socket.gethostname())
+        self._prefix = f"system/{name}"
         self._failed: set[str] = set()
         self._traffic: Any = None
         self._try("processor", psutil.cpu_percent)  # the next call measures the time since this one
@@ -89,7 +91,7 @@ class _Probe:
         """Return the metrics, in megabytes and percent, by their names in MLflow."""
         load: dict[str, float] = {}
         for name, measure in (
-            ("processor", self._processor),
+            ("processor", lambda: {"cpu_utilization_percentage": self._psutil.cpu_percent()}),
             ("memory", self._memory),
             ("disk", self._disk),
             ("network", self._network),
@@ -113,9 +115,6 @@ class _Probe:
                     error,
                 )
             return None
-
-    def _processor(self) -> dict[str, float]:
-        return {"cpu_utilization_percentage": self._psutil.cpu_percent()}
 
     def _memory(self) -> dict[str, float]:
         memory = self._psutil.virtual_memory()
@@ -165,8 +164,3 @@ def _gpu_load(number: int) -> dict[str, float]:
     import torch
 
     return {f"gpu_{number}_utilization_percentage": torch.cuda.utilization(number)}
-
-
-def _as_name(host: str) -> str:
-    """Return a host name with only those characters that all of MLflow's stores accept."""
-    return "".join(sign if sign.isalnum() or sign in "_-. " else "_" for sign in host)

@@ -143,7 +143,7 @@ def run(course, losses):
         course.end_step(epoch, 1, torch.tensor(0.5))
         course.end_epoch(record_of(epoch, loss, "loss"))
         course.agree_to_stop()
-        if not course.should_continue:
+        if course.has_ended:
             break
     return epoch, course.end()
 
@@ -190,12 +190,12 @@ def test_fit_control_continues_from_its_state():
     first.agree_to_stop()
     first.end_epoch(record_of(2, 2.0, "loss"))
     first.agree_to_stop()
-    assert first.should_continue
+    assert not first.has_ended
     diary = Diary()
     second = make_course(diary, **settings)
     second.load_state_dict(first.state_dict())
     assert diary.pages == ["torn out"] * 3
     second.end_epoch(record_of(3, 3.0, "loss"))
     second.agree_to_stop()
-    assert not second.should_continue
+    assert second.has_ended
     assert second.end() == 1

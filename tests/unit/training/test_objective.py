@@ -11,7 +11,7 @@ import torch
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
 from sparkdl.model.heads import Head, LabelColumn
-from sparkdl.training.objective import Objective, StepPosition, error_context
+from sparkdl.training.objective import ErrorContext, Objective, StepPosition
 from sparkdl.training.update import Precision
 from tests.training.scenes.training_scenes import make_spec
 
@@ -99,7 +99,7 @@ def test_batch_without_rows_has_no_column_that_a_device_cannot_take(place):
 
 def fail_with(error: BaseException, cause: BaseException | None = None) -> None:
     batch = {"tokens": np.zeros((8, 7), np.int64), "label": torch.zeros(8)}
-    with error_context("training", rank=3, where="epoch 1, step 2", batch=batch):
+    with ErrorContext("training", rank=3, where="epoch 1, step 2", batch=batch):
         raise error from cause
 
 

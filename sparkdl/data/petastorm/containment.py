@@ -22,8 +22,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 from packaging.version import Version
 
 from sparkdl.data.feed.shard_reader import find_petastorm
@@ -129,11 +127,6 @@ def _connect_hdfs(host: str = "default", port: int = 0, user: str | None = None,
     return fsspec.filesystem("hdfs", host=host, port=port, user=user)
 
 
-def _is_string(arrow_type: pa.DataType) -> bool:
-    # pandas 3 converts strings to Arrow's large_string, which Petastorm does not know.
-    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
-
-
 def _facade_of(name: str) -> Facade:
     return FACADES[name]
 
@@ -148,7 +141,6 @@ _PYARROW = {
     ),
     "filesystem": Facade("pyarrow.filesystem", LocalFileSystem=former_parquet.LocalFileSystem),
     "hdfs": Facade("pyarrow.hdfs", HadoopFileSystem=_HadoopFileSystem, connect=_connect_hdfs),
-    "types": Facade("pyarrow.types", is_string=_is_string),
 }
 _DISTUTILS_VERSION = Facade("distutils.version", LooseVersion=Version)
 
@@ -174,41 +166,6 @@ FACADES: dict[str, Facade] = {
 
 WITHOUT_ORIGINAL = frozenset({"pyarrow.filesystem", "pyarrow.hdfs", "distutils", "distutils.version"})
 """Facades whose original module does not exist in every supported version, so that it must not be imported first."""
-
-
-def _keep_strings_as_objects(module: ModuleType) -> None:
-    """Pass strings to the row decoder of ``make_reader`` as objects, with None for null.
-
-    pandas 3 has a separate dtype for strings, with NaN for null, which the decoder takes for a float.
-    """
-    worker = module.PyDictReaderWorker
-    original = worker._read_with_shuffle_row_drop
-
-    def read(self: Any, piece: Any, *args: Any) -> Any:
-        return original(self, _ObjectStringsPiece(piece), *args)
-
-    worker._read_with_shuffle_row_drop = read
-
-
-class _ObjectStringsPiece:
-    def __init__(self, piece: Any) -> None:
-        self._piece = piece
-
-    def read(self, **options: Any) -> _ObjectStringsTable:
-        return _ObjectStringsTable(self._piece.read(**options))
-
-
-class _ObjectStringsTable:
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def to_pandas(self, **options: Any) -> pd.DataFrame:
-        frame = self._table.to_pandas(**options)
-        for index, field in enumerate(self._table.schema):
-            if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-                values = self._table.column(index).to_pylist()
-                frame.isetitem(index, pd.Series(values, frame.index, dtype=object))
-        return frame
 
 
 def _contain_child_processes(module: ModuleType) -> None:
@@ -242,7 +199,6 @@ def _know_old_names(module: ModuleType) -> None:
 
 REPAIRS: dict[str, Callable[[ModuleType], None]] = {
     "petastorm.etl.legacy": _know_old_names,
-    "petastorm.py_dict_reader_worker": _keep_strings_as_objects,
     "petastorm.workers_pool.exec_in_new_process": _contain_child_processes,
 }
 """Functions that repair a module of Petastorm once it is loaded, by the name of the module."""

@@ -7,12 +7,11 @@ The filters of the former ``ParquetDataset`` select which partition folders are 
 from __future__ import annotations
 
 import operator
-import os
-import shutil
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import fsspec.implementations.local
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -71,31 +70,12 @@ def _holds(condition: tuple[str, str, Any], values: Mapping[str, Any]) -> bool:
     return _OPERATORS[name](type(sample)(values[column]), wanted)
 
 
-PartitionKeys = list[tuple[str, int]]
+class LocalFileSystem(fsspec.implementations.local.LocalFileSystem):
+    """Replacement of ``pyarrow.filesystem.LocalFileSystem``, which opens files for reading with pyarrow."""
 
-
-class LocalFileSystem:
-    """Replacement of ``pyarrow.filesystem.LocalFileSystem``, which opens files with pyarrow."""
-
-    exists = staticmethod(os.path.exists)
-    isdir = staticmethod(os.path.isdir)
-    isfile = staticmethod(os.path.isfile)
-    walk = staticmethod(os.walk)
-
-    @staticmethod
-    def open(path: str | os.PathLike[str], mode: str = "rb") -> Any:
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         """Open a file."""
-        return pa.OSFile(os.fspath(path), "rb") if mode == "rb" else cast("BinaryIO", Path(path).open(mode))
-
-    @staticmethod
-    def rm(path: str, recursive: bool = False) -> None:
-        """Remove a file, or with ``recursive`` a folder and its contents."""
-        if recursive:
-            shutil.rmtree(path)
-        else:
-            Path(path).unlink()
-
-    delete = rm
+        return pa.OSFile(path, "rb") if mode == "rb" else super().open(path, mode, **options)
 
 
 LOCAL_FILESYSTEM = LocalFileSystem()
@@ -123,61 +103,32 @@ class PartitionSet:
             return pa.array(self.keys, pa.string())
 
 
-class ParquetPartitions:
+class ParquetPartitions(list[PartitionSet]):
     """The levels of partition folders, outermost first."""
-
-    def __init__(self) -> None:
-        self.levels: list[PartitionSet] = []
 
     @property
     def partition_names(self) -> set[str]:
         """Names of the partition columns."""
-        return {level.name for level in self.levels}
-
-    def __len__(self) -> int:
-        return len(self.levels)
-
-    def __getitem__(self, level: int) -> PartitionSet:
-        return self.levels[level]
-
-    def get_index(self, level: int, name: str, key: str) -> int:
-        """Return the position of a value in a level, adding level and value if they are new."""
-        if level == len(self.levels):
-            self.levels.append(PartitionSet(name))
-        return self.levels[level].get_index(key)
-
-    def value(self, level: int, index: int) -> Any:
-        """Return a value as Python integer or string."""
-        return self.levels[level].dictionary[index].as_py()
+        return {level.name for level in self}
 
 
+@dataclass(frozen=True)
 class ParquetDatasetPiece:
-    """One file, or one of its row groups."""
+    """One file, or one of its row groups, with the arguments of pyarrow's class.
 
-    def __init__(
-        self,
-        path: str,
-        open_file_func: Callable[[str], Any] = LOCAL_FILESYSTEM.open,
-        file_options: Any = None,  # noqa: ARG002 - pyarrow's signature
-        row_group: int | None = None,
-        partition_keys: PartitionKeys | None = None,
-    ) -> None:
-        self.path = str(path)
-        self.open_file_func = open_file_func
-        self.row_group = row_group
-        self.partition_keys = partition_keys or []
+    Attributes:
+        path: path of the file.
+        open_file_func: function that opens a path.
+        file_options: not used.
+        row_group: number of the row group inside the file; None for the whole file.
+        partition_keys: name of each level of partition folders, and position of the file's value in it.
+    """
 
-    def __repr__(self) -> str:
-        return f"ParquetDatasetPiece({self.path!r}, row_group={self.row_group})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ParquetDatasetPiece) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def _key(self) -> tuple[Any, ...]:
-        return self.path, self.row_group, tuple(self.partition_keys)
+    path: str
+    open_file_func: Callable[[str], Any] = field(default=LOCAL_FILESYSTEM.open, compare=False, repr=False)
+    file_options: Any = field(default=None, compare=False, repr=False)
+    row_group: int | None = None
+    partition_keys: tuple[tuple[str, int], ...] = ()
 
     def get_metadata(self) -> pq.FileMetaData:
         """Return the footer of the file."""
@@ -226,7 +177,7 @@ class FormerParquetDataset:
         if len(paths) == 1 and self.fs.isdir(paths[0]):
             refuse_tables(self.fs, paths[0].rstrip("/"), paths[0])
             self.partitions = ParquetPartitions()
-            pieces = list(self._visit(0, paths[0].rstrip("/"), []))
+            pieces = list(self._visit(0, paths[0].rstrip("/"), ()))
             self.pieces = sorted(pieces, key=lambda piece: piece.path)
         else:
             missing = [path for path in paths if not self.fs.isfile(path)]
@@ -242,7 +193,7 @@ class FormerParquetDataset:
         if self.partitions is None:
             return True
         values = {
-            name: self.partitions.value(level, index)
+            name: self.partitions[level].dictionary[index].as_py()
             for level, (name, index) in enumerate(piece.partition_keys)
         }
         return accepts(filters, values)
@@ -253,7 +204,9 @@ class FormerParquetDataset:
         with self.fs.open(path) as file:
             return pq.read_metadata(file)
 
-    def _visit(self, level: int, folder: str, keys: PartitionKeys) -> Iterator[ParquetDatasetPiece]:
+    def _visit(
+        self, level: int, folder: str, keys: tuple[tuple[str, int], ...]
+    ) -> Iterator[ParquetDatasetPiece]:
         assert self.partitions is not None
         _, folders, names = next(iter(self.fs.walk(folder)))
         files = []
@@ -269,8 +222,10 @@ class FormerParquetDataset:
             raise ValueError(f"Found files in an intermediate directory: {folder}")
         for name in folders:
             column, _, value = name.partition("=")
-            key = (column, self.partitions.get_index(level, column, value))
-            yield from self._visit(level + 1, f"{folder}/{name}", [*keys, key])
+            if level == len(self.partitions):
+                self.partitions.append(PartitionSet(column))
+            key = (column, self.partitions[level].get_index(value))
+            yield from self._visit(level + 1, f"{folder}/{name}", (*keys, key))
         for path in sorted(files):
             yield ParquetDatasetPiece(path, self.fs.open, partition_keys=keys)
 

@@ -25,7 +25,7 @@ OTHER_VERSIONS = [version for version in ("3.10", "3.11", "3.12", "3.13") if ver
 # The requirements of Petastorm that reading needs; all of them would add an unused pyspark and its version pins.
 PACKAGES = [
     "pyarrow",
-    "pandas",
+    "pandas<3",
     "fsspec",
     "packaging",
     "six",

@@ -179,23 +179,50 @@ class SparkDatasetConverter:
                 f"make_torch_dataloader takes no {next(iter(others))!r} here. Readers are threads that read ahead "
                 "within a bound of bytes; make a sparkdl.data.ParquetFeed of converter.dataset for all that can be set."
             )
-        return ConverterLoader(
+        if (cur_shard is None) != (shard_count is None):
+            raise ParamError(
+                f"cur_shard is {cur_shard} and shard_count {shard_count}; give both, or neither to read all rows."
+            )
+        rank, world_size = cur_shard or 0, 1 if shard_count is None else shard_count
+        if not 0 <= rank < world_size:
+            raise ParamError(f"cur_shard must be in [0, {world_size}), which is shard_count; got {rank}.")
+        if num_epochs is not None and num_epochs < 1:
+            raise ParamError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
+        if cache_type not in _CACHES:
+            raise ParamError(f"cache_type must be 'memory', 'local-disk' or None, got {cache_type!r}.")
+        cache = _CACHES[cache_type]
+        if cache == "disk" and cache_location is not None and not Path(cache_location).is_dir():
+            raise ParamError(f"cache_location must be a folder that exists, got {cache_location!r}.")
+        if shuffling_queue_capacity and not shuffle_row_groups:
+            raise ParamError(
+                "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
+                "shuffle_row_groups=True, or the capacity to 0."
+            )
+        num_threads = 2 if workers_count is None else workers_count
+        check_counts(least=1, workers_count=num_threads, batch_size=batch_size)
+        if shuffling_queue_capacity is not None:
+            check_counts(least=0, shuffling_queue_capacity=shuffling_queue_capacity)
+        limit: dict[str, Any] = {}
+        if cache_size_limit is not None:
+            check_counts(least=1, cache_size_limit=cache_size_limit)
+            limit = {"cache_limit_bytes": cache_size_limit}
+        feed = ParquetFeed(
             self.dataset,
+            columns=schema_fields,
+            rank=rank,
+            world_size=world_size,
             batch_size=batch_size,
-            num_epochs=num_epochs,
-            num_threads=2 if workers_count is None else workers_count,
-            buffer_rows=shuffling_queue_capacity,
-            rank=cur_shard,
-            world_size=shard_count,
             shuffle=shuffle_row_groups,
             seed=seed or 0,
-            columns=schema_fields,
+            num_threads=num_threads,
+            shuffle_buffer_rows=1 if shuffling_queue_capacity == 0 else shuffling_queue_capacity,
             row_filter=predicate,
             transform=transform_spec,
-            cache=cache_type,
+            cache=cache,
             cache_folder=cache_location,
-            cache_limit_bytes=cache_size_limit,
+            **limit,
         )
+        return ConverterLoader(feed, rank, batch_size, num_epochs)
 
     def delete(self) -> None:
         """Remove the files that were written (*driver*); calling it again does nothing.
@@ -231,75 +258,16 @@ _CACHES: dict[str | None, Literal["memory", "disk"] | None] = {
 class ConverterLoader:
     """Batches of one rank; a context manager that closes its readers.
 
-    See :meth:`SparkDatasetConverter.make_torch_dataloader` for the arguments.
-
-    Raises:
-        ParamError: if an argument is out of range or contradicts another one.
-        DataError: if a column does not exist.
-        ShardingError: if there are fewer rows than ranks.
+    Args:
+        feed: feed of the rank, which the loader closes.
+        rank: the rank.
+        batch_size: rows per batch.
+        num_epochs: passes over the rows; None for no end.
     """
 
-    def __init__(
-        self,
-        dataset: ParquetDataset,
-        *,
-        batch_size: int,
-        num_epochs: int | None,
-        num_threads: int,
-        buffer_rows: int | None,
-        rank: int | None,
-        world_size: int | None,
-        shuffle: bool,
-        seed: int,
-        columns: Sequence[str] | None,
-        row_filter: Any,
-        transform: Any,
-        cache: str | None,
-        cache_folder: str | None,
-        cache_limit_bytes: int | None,
-    ) -> None:
-        if (rank is None) != (world_size is None):
-            raise ParamError(
-                f"cur_shard is {rank} and shard_count {world_size}; give both, or neither to read all rows."
-            )
-        if num_epochs is not None and num_epochs < 1:
-            raise ParamError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
-        if cache not in _CACHES:
-            raise ParamError(f"cache_type must be 'memory', 'local-disk' or None, got {cache!r}.")
-        if buffer_rows and not shuffle:
-            raise ParamError(
-                "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
-                "shuffle_row_groups=True, or the capacity to 0."
-            )
-        if rank is not None and world_size is not None and not 0 <= rank < world_size:
-            raise ParamError(f"cur_shard must be in [0, {world_size}), which is shard_count; got {rank}.")
-        check_counts(least=1, workers_count=num_threads, batch_size=batch_size)
-        if buffer_rows is not None:
-            check_counts(least=0, shuffling_queue_capacity=buffer_rows)
-        if cache_limit_bytes is not None:
-            check_counts(least=1, cache_size_limit=cache_limit_bytes)
-        if _CACHES[cache] == "disk" and cache_folder is not None and not Path(cache_folder).is_dir():
-            raise ParamError(f"cache_location must be a folder that exists, got {cache_folder!r}.")
-        limit: dict[str, Any] = {} if cache_limit_bytes is None else {"cache_limit_bytes": cache_limit_bytes}
-        self._rank, self._num_epochs = rank or 0, num_epochs
-        self._batch_size = batch_size
-        self._feed = ParquetFeed(
-            dataset,
-            columns=columns,
-            rank=self._rank,
-            world_size=world_size or 1,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            num_threads=num_threads,
-            shuffle_buffer_rows=1 if buffer_rows == 0 else buffer_rows,
-            row_filter=row_filter,
-            transform=transform,
-            cache=_CACHES[cache],
-            cache_folder=cache_folder,
-            **limit,
-        )
-        self._stream = RowStream("converter", self._feed)
+    def __init__(self, feed: ParquetFeed, rank: int, batch_size: int, num_epochs: int | None) -> None:
+        self._feed, self._rank, self._batch_size, self._num_epochs = feed, rank, batch_size, num_epochs
+        self._stream = RowStream("converter", feed)
         self._epochs_begun = 0
 
     def __len__(self) -> int:
@@ -323,8 +291,7 @@ class ConverterLoader:
         # Here, because the driver makes converters without torch.
         from sparkdl.loaders.feed_dataset import as_tensor
 
-        batches = self._endless() if self._num_epochs is None else self._epochs(self._num_epochs)
-        for batch in batches:
+        for batch in self._batches():
             yield {name: as_tensor(array) for name, array in batch.items()}
 
     def close(self) -> None:
@@ -340,13 +307,12 @@ class ConverterLoader:
     ) -> None:
         self.close()
 
-    def _endless(self) -> Iterator[Batch]:
-        while True:
-            yield join_batches(self._stream.take(self._batch_size))
-
-    def _epochs(self, num_epochs: int) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[Batch]:
+        if self._num_epochs is None:
+            while True:
+                yield join_batches(self._stream.take(self._batch_size))
         begun = self._epochs_begun
-        for epoch in range(begun, begun + num_epochs):
+        for epoch in range(begun, begun + self._num_epochs):
             self._epochs_begun = epoch + 1
             yield from self._one_epoch(epoch)
 

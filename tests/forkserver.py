@@ -25,7 +25,7 @@ ALWAYS_PRELOADED = ("numpy",)
 WITH_TORCH = ("torch.distributed", "torch._dynamo")
 """Modules imported along with torch; the first optimizer that a process makes would import the last one."""
 
-OF_A_FIT = "sparkdl.data.feed.shard_reader"
+OF_A_FIT = "sparkdl.data.feed.epoch_reader"
 """Module that :func:`sparkdl.training.trainer.train` imports when it reads the first rows, and with it pyarrow."""
 
 NOT_PRELOADED = "tests.gpu."

@@ -309,7 +309,7 @@ def _import_readers() -> None:
     """Import the libraries of all contenders in every process, so that they do not count as memory of reading."""
     import_module("sparkdl.loaders.feed_dataset")
     for name in (
-        "sparkdl.data.feed.shard_reader",
+        "sparkdl.data.feed.epoch_reader",
         "sparkdl.data.petastorm.transform",
         "petastorm.pytorch",
     ):

@@ -53,6 +53,11 @@ class RowGroupFile:
     folder_values: Mapping[str, str | None] = field(default_factory=dict)
     open_parquet: Callable[[str, Any], pq.ParquetFile] = _open_parquet
 
+    @property
+    def where(self) -> str:
+        """File and row group, for error messages."""
+        return f"{self.name}, row group {self.index}"
+
     def read(self, names: Sequence[str]) -> pa.Table:
         """Return the columns of those names, also those that are stored in folder names.
 
@@ -85,7 +90,7 @@ class RowGroupFile:
             - :class:`ColumnMismatchError` if a column has another type or length of arrays than elsewhere,
             - :class:`DataError` otherwise: the values differ from the dataset's description, or the filesystem failed.
         """
-        where = f"{self.name}, row group {self.index}"
+        where = self.where
         if isinstance(error, FileChangedError):
             return _changed(where, str(error))
         if isinstance(error, DataError):

@@ -5,75 +5,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
+from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
+from sparkdl.data.dataset.dataset import folder_values
 from sparkdl.data.dataset.row_choice import count_rows
+from sparkdl.data.dataset.row_group_file import RowGroupFile
 from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
-from sparkdl.data.feed.cache import BlockCache, FooterCache
+from sparkdl.data.feed.cache import FooterCache
 from sparkdl.data.feed.epoch_plan import taken_by
-from sparkdl.data.feed.shard_reader import ShardReader, chosen_rows_counter
+from sparkdl.data.feed.shard_reader import ShardReader, timeout_error
+from sparkdl.data.files import threads
 from sparkdl.data.files.changed_files import WatchedFiles
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.files.threads import ReadAhead
-from sparkdl.errors import EmptyDatasetError
+from sparkdl.data.files.threads import DaemonThreads, ReadAhead
+from sparkdl.errors import DataError, EmptyDatasetError, FileChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import ExitStack
+
+    import pyarrow as pa
 
     from sparkdl.collective import Communicator
     from sparkdl.data.dataset.blocks import Block, BlockLayout
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.row_choice import RowChoice
-    from sparkdl.data.feed.epoch_plan import RowGroupPart
+    from sparkdl.data.feed.cache import BlockCache
+    from sparkdl.data.feed.epoch_plan import Rows
     from sparkdl.data.feed.state import EpochSlice
 
 _MAX_SHUFFLED_AHEAD = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadingOptions:
-    """Options for reading; see :class:`sparkdl.data.ParquetFeed`.
-
-    Attributes:
-        num_threads: number of threads that read row groups.
-        read_ahead_bytes: upper bound of the bytes that wait to be used.
-        timeout_s: seconds to wait for one row group.
-        buffer_rows: number of rows in the shuffle buffer; 0 without shuffling.
-        cache: ``"memory"``, ``"disk"`` or None.
-        cache_limit_bytes: upper bound of the bytes of the cache.
-        cache_folder: folder for the cache's files; None for the system's folder for temporary files.
-    """
-
-    num_threads: int
-    read_ahead_bytes: int
-    timeout_s: float
-    buffer_rows: int
-    cache: str | None
-    cache_limit_bytes: int
-    cache_folder: str | None
-
-    def shared_by(self, num_streams: int) -> ReadingOptions:
-        """Return the options of each of several streams that share the threads, at least one each, and the bytes."""
-        return replace(
-            self,
-            num_threads=max(1, self.num_threads // num_streams),
-            read_ahead_bytes=max(1, self.read_ahead_bytes // num_streams),
-        )
-
-
 class EpochReader:
-    """Opens readers for the epochs of one feed, and closes them.
+    """Reads the row groups of one feed: counts their rows, opens readers for its epochs, and closes them.
 
     Args:
         dataset: dataset to read.
         layout: layout of the blocks that are yielded.
         row_choice: selects the rows to read; None for all.
         preparation: computes the columns of the layout from those in the files; None if they are the same.
-        options: options for reading.
+        num_threads: number of threads that read row groups.
+        read_ahead_bytes: upper bound of the bytes that wait to be used.
+        timeout_s: seconds to wait for one row group.
+        buffer_rows: number of rows in the shuffle buffer; 0 without shuffling.
+        cache: cache of the blocks of whole row groups; None for no cache.
 
     Attributes:
+        row_counts: number of selected rows of every row group, once :meth:`count_rows` has returned them.
         is_closed: whether this is closed, so that epochs can no longer be read.
         waited_s: seconds that callers have waited for batches; the callers add to it.
     """
@@ -85,19 +66,32 @@ class EpochReader:
         *,
         row_choice: RowChoice | None,
         preparation: Preparation | None,
-        options: ReadingOptions,
+        num_threads: int,
+        read_ahead_bytes: int,
+        timeout_s: float,
+        buffer_rows: int,
+        cache: BlockCache | None,
     ) -> None:
-        self._dataset, self._layout, self._options = dataset, layout, options
+        self._dataset, self._layout = dataset, layout
         self._choice, self._preparation = row_choice, preparation
+        self._num_threads, self._read_ahead_bytes = num_threads, read_ahead_bytes
+        self._timeout_s, self._buffer_rows, self._cache = timeout_s, buffer_rows, cache
+        self._location = open_location(dataset.url)
+        described = {f"{self._location.path}/{path}": tag for path, tag in dataset.versions.items()}
+        self._files = WatchedFiles(self._location.open_file, described)
         self._footers = FooterCache()
-        self._files: WatchedFiles | None = None
-        self._cache = (
-            BlockCache(options.cache, options.cache_limit_bytes, options.cache_folder)
-            if options.cache
-            else None
+        yielded = [column.name for column in layout.columns]
+        read = yielded if preparation is None else preparation.source_names
+        self._names = list(dict.fromkeys([*read, *(row_choice.columns if row_choice else ())]))
+        # Twice: the columns as Arrow decodes them, and the block that is made from them. Columns that are read only for
+        # a filter or transform count as far as the dataset describes them.
+        beside = set(self._names).difference(yielded)
+        self._row_bytes = 2 * layout.row_bytes + sum(
+            column.row_bytes for column in dataset.columns if column.name in beside
         )
         self._readers: set[ShardReader] = set()
         self._shufflers: set[ReadAhead[Block]] = set()
+        self.row_counts: tuple[int, ...] = ()
         self.is_closed = False
         self.waited_s = 0.0
 
@@ -108,50 +102,68 @@ class EpochReader:
             EmptyDatasetError: if no row passes the filter.
             DataError: if a file cannot be read.
         """
-        if self._choice is None:
-            return self._dataset.row_counts
-        if self._choice.counts is not None:
-            return self._choice.counts
-        timeout_s = self._options.timeout_s
+        choice = self._choice
+        if choice is None:
+            self.row_counts = self._dataset.row_counts
+            return self.row_counts
+        if choice.counts is not None:
+            self.row_counts = choice.counts
+            return self.row_counts
+        timeout_s = self._timeout_s
         if communicator is not None:  # the other ranks wait for the counts, and cannot name the file
             timeout_s = min(timeout_s, communicator.timeout_s / 2)
-        count = chosen_rows_counter(
-            self._dataset,
-            self._choice,
-            footers=self._footers,
-            files=self._watched_files(),
-            num_threads=self._options.num_threads,
-            timeout_s=timeout_s,
-        )
-        counts = count_rows(len(self._dataset.row_groups), count, communicator)
-        if not sum(counts):
+
+        def count(row_group: int) -> int:
+            file = self._file(row_group)
+            try:
+                return len(choice.rows_kept(file.read(choice.columns), row_group))
+            except Exception as error:
+                raise file.error(error, choice.columns) from error
+
+        def count_in_threads(row_groups: Iterable[int]) -> Iterator[int]:
+            counters = DaemonThreads(self._num_threads, "sparkdl-counter")
+            try:
+                futures = [(row_group, counters.submit(count, row_group)) for row_group in row_groups]
+                for row_group, future in futures:
+                    if not wait([future], timeout=timeout_s).done:
+                        raise timeout_error(self._file(row_group).where, timeout_s)
+                    yield future.result()
+            finally:
+                counters.stop()
+
+        self.row_counts = count_rows(len(self._dataset.row_groups), count_in_threads, communicator)
+        if not sum(self.row_counts):
             raise EmptyDatasetError(
                 f"None of the {self._dataset.num_rows} rows passes the row filter; there is nothing to feed."
             )
-        return counts
+        return self.row_counts
 
     def blocks(
-        self,
-        part: EpochSlice,
-        rank: int,
-        row_counts: Sequence[int],
-        stack: ExitStack,
-        *,
-        num_streams: int = 1,
+        self, part: EpochSlice, rank: int, stack: ExitStack, *, num_streams: int = 1
     ) -> Iterator[Block]:
         """Start to read a rank's rows in a slice of an epoch, and return their blocks in training order.
 
-        Closing ``stack`` stops the reading. Of threads and ``read_ahead_bytes`` it takes one part of ``num_streams``.
+        Closing ``stack`` stops the reading. Of threads, at least one, and ``read_ahead_bytes`` it takes one part of
+        ``num_streams``.
         """
         plan, shard = part.plan, part.plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
         taken = min(taken_by(rank, part.num_taken), num_rows)
-        options = self._options.shared_by(num_streams)
-        buffer_rows = options.buffer_rows
+        buffer_rows = self._buffer_rows
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:
             return iter(())
-        reader = self._open(unread, row_counts, options)
+        ahead_bytes = max(1, self._read_ahead_bytes // num_streams)
+        reader = ShardReader(
+            unread,
+            self._read,
+            num_threads=max(1, self._num_threads // num_streams),
+            timeout_s=self._timeout_s,
+            # A quarter is reserved for shuffled rows.
+            budget_bytes=ahead_bytes * 3 // 4 if buffer_rows else ahead_bytes,
+            bytes_of=lambda row_group: self._row_bytes * self._dataset.row_groups[row_group].num_rows,
+            name_of=lambda row_group: self._file(row_group).where,
+        )
         self._readers.add(reader)
         stack.callback(self._readers.discard, reader)
         if not buffer_rows:
@@ -160,7 +172,7 @@ class EpochReader:
         order = plan.order(rank, num_rows, buffer_rows)
         shuffled = shuffled_blocks(iter(reader), self._layout, order, taken)
         block_bytes = max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
-        num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, options.read_ahead_bytes // 4 // block_bytes))
+        num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, ahead_bytes // 4 // block_bytes))
         ahead = ReadAhead(shuffled, num_ahead, "sparkdl-shuffler")
         self._shufflers.add(ahead)
         stack.callback(self._shufflers.discard, ahead)
@@ -178,31 +190,75 @@ class EpochReader:
         if self._cache is not None:
             self._cache.close()
 
-    def _open(
-        self, shard: list[RowGroupPart], row_counts: Sequence[int], options: ReadingOptions
-    ) -> ShardReader:
-        shuffles = options.buffer_rows > 0
-        return ShardReader(
-            self._dataset,
-            self._layout,
-            shard,
-            row_counts=row_counts,
-            num_threads=options.num_threads,
-            # A quarter is reserved for shuffled rows.
-            read_ahead_bytes=options.read_ahead_bytes * 3 // 4 if shuffles else options.read_ahead_bytes,
-            timeout_s=options.timeout_s,
-            footers=self._footers,
-            row_choice=self._choice,
-            cache=self._cache,
-            copies_cached=not shuffles,
-            preparation=self._preparation,
-            files=self._watched_files(),
-        )
+    def _file(self, row_group: int) -> RowGroupFile:
+        group, location = self._dataset.row_groups[row_group], self._location
+        path = f"{location.path}/{group.path}"
+        name, values = location.name_of(path), folder_values(group.path)
+        return RowGroupFile(path, self._files.open, group.index, name, values, self._footers.open)
 
-    def _watched_files(self) -> WatchedFiles:
-        if self._files is None:
-            location = open_location(self._dataset.url)
-            versions = self._dataset.versions
-            described = {f"{location.path}/{path}": version for path, version in versions.items()}
-            self._files = WatchedFiles(location.open_file, described)
-        return self._files
+    def _read(self, row_group: int, rows: Rows) -> Block:
+        """Read some rows of a row group as one block, on a reader thread.
+
+        Args:
+            row_group: number of the row group in the dataset.
+            rows: rows to read, numbered among those that pass the filter.
+
+        Raises:
+            DataError: if the file cannot be read or differs from what was planned; see
+                :meth:`sparkdl.data.dataset.row_group_file.RowGroupFile.error`.
+        """
+        file = self._file(row_group)
+
+        def read_table() -> pa.Table:
+            table = file.read(self._names)
+            threads.ARROW_RELEASE.add(table.nbytes)
+            expected = self._dataset.row_groups[row_group].num_rows
+            if table.num_rows != expected:
+                raise FileChangedError(
+                    f"it has {table.num_rows} rows now, but had {expected} when the dataset was described"
+                )
+            return table
+
+        try:
+            return self._block(row_group, rows, read_table)
+        except Exception as error:
+            raise file.error(error, self._names) from error
+
+    def _block(self, row_group: int, rows: Rows, read_table: Callable[[], pa.Table]) -> Block:
+        if self._cache is None and self._choice is None and isinstance(rows, range):
+            # Sliced before packing, which copies if there are many columns.
+            return self._pack(read_table().slice(rows.start, len(rows)))
+        if self._cache is None:
+            whole = self._chosen(row_group, read_table())
+        else:
+            whole = self._cache.get(row_group, lambda: self._chosen(row_group, read_table()))
+        selected = (
+            slice_rows(whole, rows.start, rows.stop) if isinstance(rows, range) else take_rows(whole, rows)
+        )
+        if self._cache is None:
+            return selected
+        if not self._buffer_rows:
+            return copy_of(selected)
+        # Shuffling copies the rows, but not the objects that they refer to.
+        return [own_objects(array) if array.dtype.hasobject else array for array in selected]
+
+    def _chosen(self, row_group: int, table: pa.Table) -> Block:
+        """Return all rows that pass the filter as a block."""
+        if self._choice is None:
+            return self._pack(table)
+        chosen, expected = self._choice.rows_kept(table, row_group), self.row_counts[row_group]
+        if len(chosen) != expected:
+            raise DataError(
+                f"{len(chosen)} rows pass the row filter now, but {expected} did when they were counted; a filter must "
+                "give the same answer for the same rows every time"
+            )
+        if len(chosen) == table.num_rows:
+            return self._pack(table)
+        if self._preparation is not None:  # which costs more than leaving the rows out first
+            return self._pack(table.take(chosen))
+        return take_rows(self._pack(table), chosen)
+
+    def _pack(self, table: pa.Table) -> Block:
+        if self._preparation is not None:
+            table = self._preparation.apply(table, [column.name for column in self._layout.columns])
+        return self._layout.pack(table)

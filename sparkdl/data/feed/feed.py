@@ -24,7 +24,8 @@ from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
 from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
 from sparkdl.data.feed.batches import cut_batches
-from sparkdl.data.feed.epoch_reader import EpochReader, ReadingOptions
+from sparkdl.data.feed.cache import BlockCache
+from sparkdl.data.feed.epoch_reader import EpochReader
 from sparkdl.data.feed.row_stream import not_indexable_error
 from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.sources import find_dataset
@@ -233,22 +234,18 @@ class ParquetFeed:
             self._layout,
             row_choice=chosen,
             preparation=preparation,
-            options=ReadingOptions(
-                num_threads=num_threads,
-                read_ahead_bytes=read_ahead_bytes,
-                timeout_s=read_timeout_s,
-                buffer_rows=buffer_rows,
-                cache=cache,
-                cache_limit_bytes=cache_limit_bytes,
-                cache_folder=cache_folder,
-            ),
+            num_threads=num_threads,
+            read_ahead_bytes=read_ahead_bytes,
+            timeout_s=read_timeout_s,
+            buffer_rows=buffer_rows,
+            cache=BlockCache(cache, cache_limit_bytes, cache_folder) if cache else None,
         )
-        self._row_counts = self._reader.count_rows(communicator)
-        self._num_rows = sum(self._row_counts)
+        row_counts = self._reader.count_rows(communicator)
+        self._num_rows = sum(row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise after the filter
-        self._identity = identity_of_feed(self.dataset, self._row_counts, seed=seed, shuffle=shuffle)
+        self._identity = identity_of_feed(self.dataset, row_counts, seed=seed, shuffle=shuffle)
         self._schedule = EpochSchedule(
-            self._row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
+            row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
         )
         self._epoch = 0
         self._given = 0
@@ -336,7 +333,7 @@ class ParquetFeed:
         self._epoch, self._given = epoch, 0
         started = time.perf_counter()
         part = self._schedule.slice_of(epoch)
-        blocks = self._reader.blocks(part, self._rank, self._row_counts, stack, num_streams=num_streams)
+        blocks = self._reader.blocks(part, self._rank, stack, num_streams=num_streams)
         self._reader.waited_s += time.perf_counter() - started
         return self._batches(epoch, cut_batches(blocks, self._batch_size))
 

@@ -5,39 +5,34 @@ Of Petastorm 0.12.1 the feed takes:
 - ``ConcurrentVentilator``, which hands the planned row groups to a pool, and waits while too many are on their way,
 - its division of work: a ventilator requests, a pool of reader threads decodes, and the reader takes the results.
 
-The plan (which row groups, which of their rows, in which order), the pool with one order and a bound of bytes, and the
-decoding with Arrow are sparkdl's. The ventilator is loaded from Petastorm's installed file, without the package around
-it: that would import pandas, and needs names which pyarrow and NumPy have removed. Only Petastorm's own datasets,
-predicates and transforms need the package; :mod:`sparkdl.data.petastorm` reads them.
+The plan (which row groups, which of their rows, in which order), the threads with one order and a bound of bytes, and
+the decoding with Arrow are sparkdl's: Petastorm's own thread pool returns results as they are completed, so that the
+order of an epoch depends on timing, and it limits the number of row groups instead of their bytes. The ventilator is
+loaded from Petastorm's installed file, without the package around it: that would import pandas, and needs names which
+pyarrow and NumPy have removed. Only Petastorm's own datasets, predicates and transforms need the package;
+:mod:`sparkdl.data.petastorm` reads them.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from functools import cache, partial
+import queue
+import threading
+import time
+from concurrent.futures import Future, wait
+from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
-from sparkdl.data.dataset.dataset import folder_values
-from sparkdl.data.dataset.row_group_file import RowGroupFile
-from sparkdl.data.feed.pool import OrderedThreadPool, results_in_order
-from sparkdl.data.files import threads
-from sparkdl.data.files.changed_files import WatchedFiles
-from sparkdl.data.files.filesystems import Location, open_location
-from sparkdl.errors import DataError, FileChangedError
+from sparkdl.data.files.threads import DaemonThreads
+from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    import pyarrow as pa
-
-    from sparkdl.data.dataset.blocks import Block, BlockLayout
-    from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
-    from sparkdl.data.dataset.row_choice import RowChoice
-    from sparkdl.data.feed.cache import BlockCache, FooterCache
+    from sparkdl.data.dataset.blocks import Block
     from sparkdl.data.feed.epoch_plan import RowGroupPart, Rows
 
 SUPPORTED_RELEASE = "0.12"
@@ -47,6 +42,8 @@ groups."""
 _MAX_ROW_GROUPS_HELD = 64
 # Petastorm's 0.01 s would limit the feed to a few hundred row groups per second.
 _VENTILATION_INTERVAL_S = 0.001
+_POLL_S = 0.02
+_LIVENESS_S = 0.5
 
 
 def find_petastorm() -> Path:
@@ -86,62 +83,43 @@ class ShardReader:
     """Iterator over the blocks of a shard in the order of its plan, one for every row group.
 
     Args:
-        dataset: dataset to read.
-        layout: columns to read and their layout in blocks.
-        shard: rows to read of each row group, numbered among those that pass the filter.
-        row_counts: number of rows of every row group that pass the filter.
-        num_threads: number of reader threads.
-        read_ahead_bytes: upper bound of the bytes of decoded row groups, unless a single one takes more.
+        shard: rows to read of each row group.
+        read: function of the number of a row group in the dataset and of the rows to read of it.
+        num_threads: number of threads that call it.
         timeout_s: seconds to wait for one row group.
-        row_choice: selects the rows to read; by default all.
-        footers: cache of parsed footers.
-        cache: cache of the blocks of whole row groups; None for no cache.
-        copies_cached: whether blocks from the cache are copied, so that the caller may write to them.
-        preparation: computes the columns of the layout from those in the files; None if they are the same.
-        files: detects files that change between this reader and others that share this object; None for a new one.
+        budget_bytes: upper bound of the bytes of all blocks that are being made, are waiting, or were returned last.
+            One block is always made, whatever its size.
+        bytes_of: returns the bytes that the block of a row group takes while it is made; a finished block counts half
+            of that.
+        name_of: returns the name of a row group in error messages.
     """
 
     def __init__(
         self,
-        dataset: ParquetDataset,
-        layout: BlockLayout,
         shard: Sequence[RowGroupPart],
+        read: Callable[[int, Rows], Block],
         *,
-        row_counts: Sequence[int],
         num_threads: int,
-        read_ahead_bytes: int,
         timeout_s: float,
-        footers: FooterCache,
-        row_choice: RowChoice | None = None,
-        cache: BlockCache | None = None,
-        copies_cached: bool = True,
-        preparation: Preparation | None = None,
-        files: WatchedFiles | None = None,
+        budget_bytes: int,
+        bytes_of: Callable[[int], int],
+        name_of: Callable[[int], str],
     ) -> None:
-        self._dataset, self._layout, self._row_counts = dataset, layout, row_counts
-        self._row_choice, self._preparation, self._footers = row_choice, preparation, footers
-        self._cache, self._copies_cached = cache, copies_cached
-        self._location = open_location(dataset.url)
-        self._files = WatchedFiles(self._location.open_file) if files is None else files
-        self._names = _names_of(layout, row_choice, preparation)
-        # Twice: the columns as Arrow decodes them, and the block that is made from them.
-        row_bytes = 2 * layout.row_bytes + _bytes_beside(dataset, layout, self._names)
-        self._pool = OrderedThreadPool(
-            self._read,
-            num_threads=num_threads,
-            timeout_s=timeout_s,
-            budget_bytes=read_ahead_bytes,
-            bytes_of=lambda row_group: row_bytes * dataset.row_groups[row_group].num_rows,
-            name_of=partial(_name_of, dataset, self._location),
-        )
-        ventilator = load_ventilator()(
-            self._pool.ventilate,
+        self._read, self._bytes_of, self._name_of = read, bytes_of, name_of
+        self._budget = _ByteBudget(budget_bytes)
+        self._bytes_taken = 0
+        self._timeout_s = timeout_s
+        self._submitted: queue.Queue[tuple[Future[Block], int]] = queue.Queue()
+        self._stopped = threading.Event()
+        self._ventilator = load_ventilator()(
+            self._request,
             [{"row_group": row_group, "rows": rows} for row_group, rows in shard],
             iterations=1,
             max_ventilation_queue_size=_MAX_ROW_GROUPS_HELD,
             ventilation_interval=_VENTILATION_INTERVAL_S,
         )
-        self._pool.start(ventilator)
+        self._threads = DaemonThreads(num_threads, "sparkdl-reader")
+        self._ventilator.start()
 
     def __iter__(self) -> Iterator[Block]:
         """Return this reader, which is an iterator over the blocks."""
@@ -151,148 +129,96 @@ class ShardReader:
         """Return the next block.
 
         Raises:
-            DataError: if it cannot be read, or the reader was closed.
+            DataError: if reading failed, took longer than the timeout, or the reader was closed.
         """
-        block = self._pool.get_result()
-        if block is None:
-            raise StopIteration
+        deadline = time.monotonic() + self._timeout_s
+        # A caller that asks for the next block no longer uses the previous one.
+        self._budget.give_back(self._bytes_taken)
+        self._bytes_taken = 0
+        while True:
+            self._check_running()
+            # Checked before the queue: once it is true, nothing more is added to the queue.
+            is_last = self._ventilator.completed()
+            try:
+                future, row_group = (
+                    self._submitted.get_nowait() if is_last else self._submitted.get(timeout=_POLL_S)
+                )
+                break
+            except queue.Empty:
+                if is_last:
+                    raise StopIteration from None
+                if time.monotonic() > deadline:
+                    raise timeout_error("the next row group", self._timeout_s) from None
+        while not wait([future], timeout=_LIVENESS_S).done:
+            self._check_running()
+            if time.monotonic() > deadline:
+                raise timeout_error(self._name_of(row_group), self._timeout_s)
+        if future.cancelled():
+            self._check_running()
+        block = future.result()
+        self._bytes_taken = self._bytes_of(row_group) // 2
+        self._ventilator.processed_item()
         return block
 
     def close(self) -> None:
-        """Stop the reader threads; calling it again does nothing."""
-        self._pool.stop()
+        """Ask the threads to end; pending row groups are not read. Calling it again does nothing."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._budget.close()
+            self._threads.stop()
+            self._ventilator.stop()
 
-    def _read(self, row_group: int, rows: Rows) -> Block:
-        """Read some rows of a row group as one block, on a reader thread.
+    def _request(self, row_group: int, rows: Rows) -> None:
+        """Request one row group (called by Petastorm's ventilator thread)."""
+        num_bytes = self._bytes_of(row_group)
 
-        Args:
-            row_group: number of the row group in the dataset.
-            rows: rows to read, numbered among those that pass the filter.
+        def read() -> Block:
+            block = self._read(row_group, rows)
+            self._budget.give_back(num_bytes - num_bytes // 2)
+            return block
 
-        Raises:
-            DataError: if the file cannot be read or differs from what was planned; see
-                :meth:`sparkdl.data.dataset.row_group_file.RowGroupFile.error`.
-        """
-        file = _row_group_file(self._dataset, self._location, row_group, self._files, self._footers)
+        if self._budget.take(num_bytes):
+            self._submitted.put((self._threads.submit(read), row_group))
 
-        def read_table() -> pa.Table:
-            table = file.read(self._names)
-            threads.ARROW_RELEASE.add(table.nbytes)
-            expected = self._dataset.row_groups[row_group].num_rows
-            if table.num_rows != expected:
-                raise FileChangedError(
-                    f"it has {table.num_rows} rows now, but had {expected} when the dataset was described"
-                )
-            return table
-
-        try:
-            return self._block(row_group, rows, read_table)
-        except Exception as error:
-            raise file.error(error, self._names) from error
-
-    def _block(self, row_group: int, rows: Rows, read_table: Callable[[], pa.Table]) -> Block:
-        if self._cache is not None:
-            whole = self._cache.get(row_group, lambda: self._chosen(row_group, read_table()))
-            selected = _select(whole, rows)
-            if self._copies_cached:
-                return copy_of(selected)
-            # Shuffling copies the rows, but not the objects that they refer to.
-            return [own_objects(array) if array.dtype.hasobject else array for array in selected]
-        if self._row_choice is not None:
-            return _select(self._chosen(row_group, read_table()), rows)
-        if isinstance(rows, range):  # sliced before packing, which copies if there are many columns
-            return self._pack(read_table().slice(rows.start, len(rows)))
-        return take_rows(self._pack(read_table()), rows)
-
-    def _chosen(self, row_group: int, table: pa.Table) -> Block:
-        """Return all rows that pass the filter as a block."""
-        if self._row_choice is None:
-            return self._pack(table)
-        chosen, expected = self._row_choice.rows_kept(table, row_group), self._row_counts[row_group]
-        if len(chosen) != expected:
-            raise DataError(
-                f"{len(chosen)} rows pass the row filter now, but {expected} did when they were counted; a filter must "
-                "give the same answer for the same rows every time"
-            )
-        if len(chosen) == table.num_rows:
-            return self._pack(table)
-        if self._preparation is not None:  # which costs more than leaving the rows out first
-            return self._pack(table.take(chosen))
-        return take_rows(self._pack(table), chosen)
-
-    def _pack(self, table: pa.Table) -> Block:
-        if self._preparation is not None:
-            table = self._preparation.apply(table, [column.name for column in self._layout.columns])
-        return self._layout.pack(table)
+    def _check_running(self) -> None:
+        if self._stopped.is_set():
+            raise DataError("The feed was closed while an epoch was being read.")
 
 
-def chosen_rows_counter(
-    dataset: ParquetDataset,
-    row_choice: RowChoice,
-    *,
-    footers: FooterCache,
-    files: WatchedFiles,
-    num_threads: int,
-    timeout_s: float,
-) -> Callable[[Iterable[int]], Iterator[int]]:
-    """Return a function that counts the rows of row groups that pass a filter, reading only the filter's columns.
-
-    Args:
-        dataset: dataset to read.
-        row_choice: filter whose passing rows are counted.
-        footers: cache of parsed footers.
-        files: detects files that change between counting and the readers that share this object.
-        num_threads: number of threads that read row groups.
-        timeout_s: seconds to wait for one row group.
-    """
-    location = open_location(dataset.url)
-
-    def count(row_group: int) -> int:
-        file = _row_group_file(dataset, location, row_group, files, footers)
-        try:
-            return len(row_choice.rows_kept(file.read(row_choice.columns), row_group))
-        except Exception as error:
-            raise file.error(error, row_choice.columns) from error
-
-    return lambda row_groups: results_in_order(
-        count,
-        row_groups,
-        num_threads=num_threads,
-        timeout_s=timeout_s,
-        name_of=partial(_name_of, dataset, location),
+def timeout_error(what: str, timeout_s: float) -> DataError:
+    """Return the error of a read that took too long."""
+    return DataError(
+        f"Reading {what} took longer than {timeout_s:g} s. See whether the Store can be reached, or raise "
+        "read_timeout_s."
     )
 
 
-def _name_of(dataset: ParquetDataset, location: Location, row_group: int) -> str:
-    group = dataset.row_groups[row_group]
-    return f"{location.name_of(f'{location.path}/{group.path}')}, row group {group.index}"
+class _ByteBudget:
+    """A bound of bytes that may be held; a thread that wants more than are free waits."""
 
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._held = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
 
-def _row_group_file(
-    dataset: ParquetDataset, location: Location, row_group: int, files: WatchedFiles, footers: FooterCache
-) -> RowGroupFile:
-    group = dataset.row_groups[row_group]
-    path = f"{location.path}/{group.path}"
-    return RowGroupFile(
-        path, files.open, group.index, location.name_of(path), folder_values(group.path), footers.open
-    )
+    def take(self, num_bytes: int) -> bool:
+        """Wait until so many bytes are free or none are held, and take them; return False if the budget is closed."""
+        with self._changed:
+            while self._held and self._held + num_bytes > self._budget_bytes and not self._is_closed:
+                self._changed.wait()
+            self._held += num_bytes
+            return not self._is_closed
 
+    def give_back(self, num_bytes: int) -> None:
+        """Return so many bytes to the budget."""
+        if num_bytes:
+            with self._changed:
+                self._held -= num_bytes
+                self._changed.notify_all()
 
-def _names_of(
-    layout: BlockLayout, row_choice: RowChoice | None, preparation: Preparation | None
-) -> list[str]:
-    """Return the names of the columns to read from the files."""
-    names = (
-        [column.name for column in layout.columns] if preparation is None else list(preparation.source_names)
-    )
-    return list(dict.fromkeys([*names, *(row_choice.columns if row_choice else ())]))
-
-
-def _bytes_beside(dataset: ParquetDataset, layout: BlockLayout, names: Iterable[str]) -> int:
-    """Return the bytes per row of columns read only for a filter or transform, as far as the dataset describes them."""
-    beside = set(names) - {column.name for column in layout.columns}
-    return sum(column.row_bytes for column in dataset.columns if column.name in beside)
-
-
-def _select(block: Block, rows: Rows) -> Block:
-    return slice_rows(block, rows.start, rows.stop) if isinstance(rows, range) else take_rows(block, rows)
+    def close(self) -> None:
+        """Wake all waiting threads."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

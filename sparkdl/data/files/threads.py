@@ -98,12 +98,6 @@ class DaemonThreads:
                     call[0].cancel()
             _end(self._calls, len(self._threads))
 
-    def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the threads to end, at most ``timeout_s`` seconds; None for no limit."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-
 
 def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
     while (call := calls.get()) is not None:
@@ -234,32 +228,26 @@ class ReadAhead(Generic[Item]):
 
 
 EVERY_BYTES = 64 << 20
+"""Number of decoded bytes between two releases."""
+
 _ALLOCATOR = "mimalloc"
 
 
 class ArrowRelease:
-    """Counts the decoded bytes of all threads, and releases unused memory of Arrow's pool.
+    """Counts the decoded bytes of all threads, and releases unused memory of Arrow's pool."""
 
-    Args:
-        every_bytes: number of decoded bytes between two releases.
-        find_pool: returns Arrow's memory pool.
-    """
-
-    def __init__(
-        self, every_bytes: int = EVERY_BYTES, find_pool: Callable[[], Any] = pa.default_memory_pool
-    ) -> None:
-        self._every_bytes, self._find_pool = every_bytes, find_pool
+    def __init__(self) -> None:
         self._num_bytes = 0
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
-        """Count decoded bytes; the thread whose call reaches ``every_bytes`` releases unused memory."""
+        """Count decoded bytes; the thread whose call reaches :data:`EVERY_BYTES` releases unused memory."""
         with self._lock:
             self._num_bytes += num_bytes
-            is_due = self._num_bytes >= self._every_bytes
+            is_due = self._num_bytes >= EVERY_BYTES
             if is_due:
                 self._num_bytes = 0
-        if is_due and (pool := self._find_pool()).backend_name == _ALLOCATOR:
+        if is_due and (pool := pa.default_memory_pool()).backend_name == _ALLOCATOR:
             pool.release_unused()
 
 

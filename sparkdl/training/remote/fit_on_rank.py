@@ -28,7 +28,7 @@ IMPORTED_FIRST = (
     __name__,
     "sparkdl.training.trainer",
     "sparkdl.training.remote.host_watch",
-    "sparkdl.data.feed.shard_reader",
+    "sparkdl.data.feed.epoch_reader",
     "torch._dynamo",
 )
 """Modules that every fit imports; ``torch._dynamo`` is imported by the first optimizer of a process."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import sparkdl.data.feed.shard_reader  # noqa: F401 - loaded before time is measured
+import sparkdl.data.feed.epoch_reader  # noqa: F401 - loaded before time is measured
 from sparkdl.data import ParquetFeed, RowFilter
 from sparkdl.errors import DataError
 from tests.training.scenes.faulty_files import register

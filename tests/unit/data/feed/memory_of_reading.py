@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-import sparkdl.data.feed.shard_reader  # noqa: F401 - loaded before memory is measured
+import sparkdl.data.feed.epoch_reader  # noqa: F401 - loaded before memory is measured
 from sparkdl.data import ParquetDataset, ParquetFeed, PlannedFeed, scan_dataset
 
 

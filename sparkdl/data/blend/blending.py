@@ -8,7 +8,6 @@ JSON; its settings determine which blends can resume from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -16,7 +15,8 @@ import numpy.typing as npt
 
 from sparkdl.data.blend.mixture import Mixture
 from sparkdl.data.checks import StateKind, check_counts, check_integer
-from sparkdl.data.feed.row_stream import Batch, Feed, ResumableFeed, RowStream, not_indexable_error, num_rows
+from sparkdl.data.feed.feed import ParquetFeed, not_indexable_error
+from sparkdl.data.feed.row_stream import Batch, Feed, RowStream, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError
 
 if TYPE_CHECKING:
@@ -25,59 +25,6 @@ if TYPE_CHECKING:
 
 
 _KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"), version=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendState:
-    """Position of the ranks in a blend.
-
-    Attributes:
-        steps_done: number of batches that each rank has had.
-        drawn: number of samples that each feed has supplied on every rank, in the order of the feeds.
-        feeds: state of each feed, by name.
-    """
-
-    steps_done: int
-    drawn: tuple[int, ...]
-    feeds: Mapping[str, Any]
-
-
-def to_json(
-    settings: Mapping[str, Any], steps_done: int, drawn: Sequence[int], feeds: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the state as a dict that :func:`json.dumps` takes.
-
-    Args:
-        settings: settings that two blends must have in common for one to continue where the other stopped.
-        steps_done: number of batches that each rank has had.
-        drawn: number of samples that each feed has supplied.
-        feeds: state of each feed, by name.
-    """
-    return {
-        "version": _KIND.version,
-        "blend": dict(settings),
-        "steps_done": steps_done,
-        "drawn": list(drawn),
-        "feeds": dict(feeds),
-    }
-
-
-def from_json(state: Any, settings: Mapping[str, Any]) -> BlendState:
-    """Return the position in a state.
-
-    Raises:
-        ParamError: if it is not a state of a blend, or has other settings; the message names the difference.
-        DataError: if it has another version.
-    """
-    _KIND.check(state)
-    then = state["blend"]
-    for key, value in settings.items():
-        if then.get(key) != value:
-            raise ParamError(
-                f"This blend has {key} {value}, but the state is of one with {then.get(key)}. Resume with the same "
-                "settings, or begin anew."
-            )
-    return BlendState(steps_done=state["steps_done"], drawn=tuple(state["drawn"]), feeds=state["feeds"])
 
 
 _LOOK_AHEAD = 1 << 14
@@ -102,6 +49,10 @@ class BlendedFeed:
             the blend, in the same step on all ranks.
         num_steps: number of batches after which the blend ends in any case; None for no limit.
         source_column: name of an additional int64 column with the index in ``feeds`` of each row's feed.
+
+    Attributes:
+        rows_of_ranks: number of rows that each rank has in the batch that was taken last, for weighting averages over
+            the ranks.
 
     Raises:
         ParamError: if names do not match, or a number is out of range.
@@ -142,13 +93,8 @@ class BlendedFeed:
             "at_end": at_end,
         }
         self._steps_done = 0
-        self._rows_of_ranks: list[int] = []
+        self.rows_of_ranks: list[int] = []
         self._begin()
-
-    @property
-    def rows_of_ranks(self) -> list[int]:
-        """Number of rows that each rank has in the batch that was taken last, for weighting averages over the ranks."""
-        return list(self._rows_of_ranks)
 
     def __len__(self) -> int:
         """Number of batches of the whole blend, including those before it was resumed.
@@ -181,10 +127,10 @@ class BlendedFeed:
         while self._num_steps is None or self._steps_done < self._num_steps:
             before = self._mixture.drawn
             chosen = self._mixture.draw(self._batch_size or 1)
-            allowed = self._within_limits(before, chosen)
+            allowed = len(chosen) if self._limits is None else _first_over(before, chosen, self._limits)
             if allowed < len(chosen):
-                chosen = chosen[:allowed]
-                self._mixture.drawn = _counted(before, chosen)
+                self._mixture.drawn = before
+                chosen = self._mixture.draw(allowed)
             if not allowed:
                 return
             yield self._next_mixed(chosen) if self._batch_size else self._next_whole(int(chosen[0]))
@@ -210,7 +156,13 @@ class BlendedFeed:
         feeds it has the position of this rank.
         """
         feeds = {stream.name: stream.state(in_rows=self._batch_size is not None) for stream in self._streams}
-        return to_json(self._settings, self._steps_done, self._mixture.drawn, feeds)
+        return {
+            "version": _KIND.version,
+            "blend": dict(self._settings),
+            "steps_done": self._steps_done,
+            "drawn": list(self._mixture.drawn),
+            "feeds": feeds,
+        }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue after the batches that had been taken when :meth:`state` was called.
@@ -225,17 +177,24 @@ class BlendedFeed:
             DataError: if a feed has other rows, another seed or another order than in the state, or cannot continue
                 on another number of ranks; the message names the feed.
         """
-        loaded = from_json(state, self._settings)
+        _KIND.check(state)
+        then = state["blend"]
+        for key, value in self._settings.items():
+            if then.get(key) != value:
+                raise ParamError(
+                    f"This blend has {key} {value}, but the state is of one with {then.get(key)}. Resume with the same "
+                    "settings, or begin anew."
+                )
         before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
         try:
             for stream in self._streams:
-                _resume(stream, loaded.feeds[stream.name])
+                _resume(stream, state["feeds"][stream.name])
         except SparkdlError:
             for stream, position in zip(self._streams, before, strict=True):
                 stream.resume(position)
             raise
-        self._mixture.drawn = loaded.drawn
-        self._steps_done = loaded.steps_done
+        self._mixture.drawn = state["drawn"]
+        self._steps_done = state["steps_done"]
         self._begin()
 
     def close(self) -> None:
@@ -263,20 +222,15 @@ class BlendedFeed:
                 stream.left_of_first_epoch(in_rows=self._batch_size is not None) for stream in self._streams
             ]
             self._limits = [
-                drawn + rows if isinstance(stream.feed, ResumableFeed) else rows
+                drawn + rows if isinstance(stream.feed, ParquetFeed) else rows
                 for stream, drawn, rows in zip(self._streams, self._drawn_before, left, strict=True)
             ]
-
-    def _within_limits(self, before: Sequence[int], chosen: npt.NDArray[np.intp]) -> int:
-        if self._limits is None:
-            return len(chosen)
-        return _first_over(before, chosen, self._limits)
 
     def _next_whole(self, source: int) -> Batch:
         stream = self._streams[source]
         batch = stream.take_batch()
         self._steps_done += 1
-        self._rows_of_ranks = stream.rows_of_ranks()
+        self.rows_of_ranks = stream.rows_of_ranks()
         if self._source_column is None:
             return batch
         return self._with_source(batch, np.full(num_rows(batch), source))
@@ -301,7 +255,7 @@ class BlendedFeed:
                     batch[name][places[start:stop]] = rows
                 start = stop
         self._steps_done += 1
-        self._rows_of_ranks = [len(chosen)] * len(self._streams[0].feed.rows_in_step(0))
+        self.rows_of_ranks = [len(chosen)] * len(self._streams[0].feed.rows_in_step(0))
         return batch if self._source_column is None else self._with_source(batch, chosen)
 
     def _with_source(self, batch: Batch, sources: npt.NDArray[Any]) -> Batch:
@@ -311,11 +265,6 @@ class BlendedFeed:
                 f"The feeds have a column {self._source_column!r} of their own; give source_column another name."
             )
         return {**batch, self._source_column: sources.astype(np.int64)}
-
-
-def _counted(before: Sequence[int], chosen: npt.NDArray[np.intp]) -> list[int]:
-    counts = np.bincount(chosen, minlength=len(before))
-    return [drawn + int(count) for drawn, count in zip(before, counts, strict=True)]
 
 
 def _first_over(before: Sequence[int], chosen: npt.NDArray[np.intp], limits: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ the documents and their order.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from sparkdl.data.checks import StateKind, check_counts
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 Tokens = npt.NDArray[Any]
@@ -65,33 +66,6 @@ class PackedBatch:
         """Return the next token of the same document for every token, and ``ignored`` where there is none."""
         following = np.roll(self.tokens, -1, axis=1).astype(np.int64)
         return np.where(self.loss_mask, following, ignored)
-
-
-def lay_out(
-    rows: Sequence[Sequence[Tokens]], length: int, pad_token: int, dtype: np.dtype[Any]
-) -> PackedBatch:
-    """Return rows of documents as a batch; no document is empty, and the documents of a row fit into ``length``."""
-    tokens = np.full((len(rows), length), pad_token, dtype)
-    sequence_lengths: list[int] = []
-    numbers: list[int] = []
-    for row, documents in zip(tokens, rows, strict=True):
-        lengths = [len(document) for document in documents]
-        filled = sum(lengths)
-        row[:filled] = np.concatenate(documents)
-        sequence_lengths += lengths
-        numbers += range(len(documents))
-        if filled < length:
-            sequence_lengths.append(length - filled)
-            numbers.append(-1)
-    borders = np.concatenate([[0], np.cumsum(sequence_lengths)])
-    positions = np.arange(tokens.size) - np.repeat(borders[:-1], sequence_lengths)
-    return PackedBatch(
-        tokens=tokens,
-        position_ids=positions.reshape(tokens.shape),
-        document_ids=np.repeat(np.asarray(numbers, np.int32), sequence_lengths).reshape(tokens.shape),
-        cu_seqlens=borders.astype(np.int32),
-        max_seqlen=max(sequence_lengths),
-    )
 
 
 class SequencePacker:
@@ -155,10 +129,10 @@ class SequencePacker:
         Raises:
             DataError: if a document is not a sequence of integers, or is too long and ``long_documents`` is ``refuse``.
         """
-        yield from self._complete()
-        for documents in batches_of_documents:
+        for documents in itertools.chain([()], batches_of_documents):
             self.add(documents)
-            yield from self._complete()
+            while (batch := self.pop()) is not None:
+                yield batch
         while (last := self.finish()) is not None:
             yield last
 
@@ -215,10 +189,6 @@ class SequencePacker:
         self._open = [self._row_of(documents) for documents in state["open"]]
         self._done = deque(self._row_of(documents) for documents in state["done"])
 
-    def _complete(self) -> Iterator[PackedBatch]:
-        while (batch := self.pop()) is not None:
-            yield batch
-
     def _place(self, document: Tokens) -> None:
         row = next((row for row in self._open if row.free >= len(document)), None)
         if row is None:
@@ -255,8 +225,29 @@ class SequencePacker:
         return row
 
     def _lay_out(self, num_rows: int) -> PackedBatch:
-        rows = [self._done.popleft().documents for _ in range(num_rows)]
-        return lay_out(rows, self._length, self._pad_token, self._dtype)
+        """Return the next finished rows as a batch."""
+        tokens = np.full((num_rows, self._length), self._pad_token, self._dtype)
+        sequence_lengths: list[int] = []
+        numbers: list[int] = []
+        for row in tokens:
+            documents = self._done.popleft().documents
+            lengths = [len(document) for document in documents]
+            filled = sum(lengths)
+            row[:filled] = np.concatenate(documents)
+            sequence_lengths += lengths
+            numbers += range(len(documents))
+            if filled < self._length:
+                sequence_lengths.append(self._length - filled)
+                numbers.append(-1)
+        borders = np.concatenate([[0], np.cumsum(sequence_lengths)])
+        positions = np.arange(tokens.size) - np.repeat(borders[:-1], sequence_lengths)
+        return PackedBatch(
+            tokens=tokens,
+            position_ids=positions.reshape(tokens.shape),
+            document_ids=np.repeat(np.asarray(numbers, np.int32), sequence_lengths).reshape(tokens.shape),
+            cu_seqlens=borders.astype(np.int32),
+            max_seqlen=max(sequence_lengths),
+        )
 
 
 class _Row:

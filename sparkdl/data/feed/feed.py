@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from copy import copy
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
@@ -26,7 +25,6 @@ from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
 from sparkdl.data.feed.batches import cut_batches
 from sparkdl.data.feed.cache import BlockCache
 from sparkdl.data.feed.epoch_reader import EpochReader
-from sparkdl.data.feed.row_stream import not_indexable_error
 from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.sources import find_dataset
 from sparkdl.data.feed.state import EpochSchedule, from_json, identity_of_feed, to_json
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective import Communicator
     from sparkdl.data.dataset.blocks import Block
-    from sparkdl.data.dataset.dataset import Column, ParquetDataset, Preparation
+    from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.feed.sources import Source
 
 
@@ -60,22 +58,29 @@ def names_and_fields(columns: Any, transform: Any) -> tuple[list[str] | None, An
 def _names(columns: Any) -> list[str] | None:
     if columns is None:
         return None
-    is_collection = isinstance(columns, Collection) and not isinstance(columns, (str, bytes))
-    if not is_collection or not len(columns) or not _are_names(columns) or len(set(columns)) != len(columns):
-        raise _no_choice(columns)
-    if not isinstance(columns, Mapping):
-        return list(columns)
-    groups = [[field] if isinstance(field, str) else field for field in columns.values()]
-    if not all(isinstance(group, Collection) and _are_names(group) for group in groups):
-        raise _no_choice(columns)
-    return list(dict.fromkeys(name for group in groups for name in group))
+    groups: list[Any] = []
+    if isinstance(columns, Mapping):
+        groups = [[field] if isinstance(field, str) else field for field in columns.values()]
+    are_names = all(
+        isinstance(names, Collection)
+        and not isinstance(names, (str, bytes))
+        and all(isinstance(name, str) for name in names)
+        for names in (columns, *groups)
+    )
+    if not are_names or not len(columns) or len(set(columns)) != len(columns):
+        raise ParamError(
+            f"A feed needs columns, each named once; got {columns!r}. Give a list of names, or a dict of a name or "
+            "a list of names for each name of your own."
+        )
+    return list(dict.fromkeys(name for group in groups for name in group)) if groups else list(columns)
 
 
-def _apply_transform(columns: Sequence[Column], transform: Any) -> Preparation:
-    # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
-    guest = import_module("sparkdl.data.petastorm.transform")
-    preparation: Preparation = guest.prepare_frames(columns, transform)
-    return preparation
+def not_indexable_error(feed: object) -> ParamError:
+    """Return the error for a feed that is indexed by a number, as a DataLoader around it does."""
+    return ParamError(
+        f"A {type(feed).__name__} is iterable and cannot be indexed. For a DataLoader, write "
+        "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.loaders.feed_dataset.FeedDataset."
+    )
 
 
 def layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayout:
@@ -95,17 +100,6 @@ def layout_of(dataset: ParquetDataset | Preparation, columns: Any) -> BlockLayou
             else [dataset.column(column) for column in field]
             for name, field in columns.items()
         }
-    )
-
-
-def _are_names(names: Iterable[Any]) -> bool:
-    return all(isinstance(name, str) for name in names)
-
-
-def _no_choice(columns: Any) -> ParamError:
-    return ParamError(
-        f"A feed needs columns, each named once; got {columns!r}. Give a list of names, or a dict of a name or "
-        "a list of names for each name of your own."
     )
 
 
@@ -221,7 +215,7 @@ class ParquetFeed:
         self.dataset = find_dataset(source, names, shapes, timeout_s=read_timeout_s)
         if isinstance(chosen, RowFilter):
             chosen = self.dataset.filter_of(chosen)
-        preparation = self.dataset.preparation(transform, names, _apply_transform)
+        preparation = self.dataset.preparation(transform, names)
         self._layout = layout_of(preparation or self.dataset, fields)
         rows_per_rank(self.dataset.num_rows, world_size)  # raises if a rank would have no rows
         if shuffle_buffer_rows is None:

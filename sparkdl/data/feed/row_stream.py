@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.checks import StateKind
-from sparkdl.errors import DataError, ParamError
+from sparkdl.data.feed.feed import ParquetFeed
+from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +20,11 @@ Batch = dict[str, npt.NDArray[Any]]
 
 
 class Feed(Protocol):
-    """Interface of feeds that can be blended, such as :class:`sparkdl.data.ParquetFeed`."""
+    """Interface of feeds that can be blended.
+
+    The state of a :class:`sparkdl.data.ParquetFeed` holds the position of all ranks, so that another number of ranks
+    can continue from it. For other feeds a stream counts the batches of its rank, and reads them again to resume.
+    """
 
     @property
     def steps_per_epoch(self) -> int:
@@ -32,59 +37,17 @@ class Feed(Protocol):
         """Yield the batches of an epoch, which depend only on its number; a batch may have no rows."""
 
 
-def not_indexable_error(feed: object) -> ParamError:
-    """Return the error for a feed that is indexed by a number, as a DataLoader around it does."""
-    return ParamError(
-        f"A {type(feed).__name__} is iterable and cannot be indexed. For a DataLoader, write "
-        "DataLoader(FeedDataset(feed), batch_size=None), with sparkdl.loaders.feed_dataset.FeedDataset."
-    )
-
-
-@runtime_checkable
-class SeekableFeed(Feed, Protocol):
-    """A feed that can begin in the middle of an epoch without reading the earlier batches."""
-
-    def seek(self, epoch: int, step: int = 0) -> None:
-        """Make :meth:`epoch` begin at a batch of the whole epoch; an earlier starting point is forgotten."""
-
-
-@runtime_checkable
-class ResumableFeed(Feed, Protocol):
-    """A feed whose state holds the position of all ranks, so that another number of ranks can continue from it."""
-
-    def twin(self) -> ResumableFeed:
-        """Return a feed of the same rows with a position of its own, which starts at the first epoch."""
-
-    def rows_in_epoch(self, epoch: int) -> list[int]:
-        """Return how many rows :meth:`epoch` yields on each rank."""
-
-    def steps_in(self, epoch: int) -> int:
-        """Return how many batches :meth:`epoch` yields."""
-
-    def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
-        """Return how many rows each rank has in a step of :meth:`epoch`, or with None of a whole epoch."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the position of the feed after the batches that it has yielded, the same on every rank."""
-
-    def state_across_epochs(self, epoch: int, num_rows: int) -> dict[str, Any]:
-        """Return the position after each rank has had so many rows from an epoch on."""
-
-    def resume(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-
-
 class RowStream:
     """Stream of the rows of a feed's epochs 0, 1, 2, ... one after the other, each epoch as a whole.
 
     Args:
         name: name of the feed in error messages.
-        feed: the feed; a resumable feed is copied, so that its position does not change.
+        feed: the feed; a ParquetFeed is copied, so that its position does not change.
     """
 
     def __init__(self, name: str, feed: Feed) -> None:
         self.name = name
-        self.feed = feed.twin() if isinstance(feed, ResumableFeed) else feed
+        self.feed = feed.twin() if isinstance(feed, ParquetFeed) else feed
         self.epoch = 0
         self.step = 0
         """Number of batches of this epoch that have been begun."""
@@ -109,7 +72,7 @@ class RowStream:
             if not rest:
                 without_rows += self._next_batch()
                 # The rests of several epochs can have no rows for this rank; a whole epoch of such a feed has some.
-                if without_rows > 1 and not isinstance(self.feed, ResumableFeed):
+                if without_rows > 1 and not isinstance(self.feed, ParquetFeed):
                     raise DataError(f"The feed {self.name!r} has no rows on this rank, so it cannot repeat.")
                 continue
             assert self._batch is not None, "there is a rest of it"
@@ -134,16 +97,16 @@ class RowStream:
 
     def rows_of_ranks(self) -> list[int]:
         """Return how many rows each rank has in the batch that :meth:`take_batch` returned."""
-        if isinstance(self.feed, ResumableFeed):
+        if isinstance(self.feed, ParquetFeed):
             return self.feed.rows_in_step(self.step - 1, self.epoch)
         return self.feed.rows_in_step(self.step - 1)
 
     def left_of_first_epoch(self, *, in_rows: bool) -> int:
         """Return how many rows, or batches, every rank still gets of epoch 0 at least.
 
-        This is less than the whole epoch only for a resumable feed.
+        This is less than the whole epoch only for a ParquetFeed that was resumed.
         """
-        if isinstance(self.feed, ResumableFeed):
+        if isinstance(self.feed, ParquetFeed):
             if self._first_epoch:
                 return 0
             return min(self.feed.rows_in_epoch(0)) if in_rows else self.feed.steps_in(0)
@@ -156,12 +119,12 @@ class RowStream:
     def state(self, *, in_rows: bool) -> dict[str, Any]:
         """Return the position of the stream as plain values for JSON.
 
-        For a resumable feed it is the same on every rank; for another feed it is the position of this rank.
+        For a ParquetFeed it is the same on every rank; for another feed it is the position of this rank.
 
         Args:
             in_rows: whether rows were taken rather than whole batches.
         """
-        if isinstance(self.feed, ResumableFeed):
+        if isinstance(self.feed, ParquetFeed):
             if in_rows:
                 return self.feed.state_across_epochs(self._first_epoch, self._rows_taken)
             return self.feed.state()
@@ -171,23 +134,23 @@ class RowStream:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that another stream returned.
 
-        A resumable feed does not read the earlier rows, and a feed that can seek skips them. Other feeds read the
-        earlier rows, which are discarded.
+        A ParquetFeed does not read the earlier rows. Other feeds read the earlier batches of the epoch, which are
+        discarded.
 
         Raises:
             ParamError: if ``state`` is not a state of such a stream.
-            DataError: for a resumable feed, as its ``resume`` raises; for another feed, if the number of ranks differs
+            DataError: for a ParquetFeed, as its ``resume`` raises; for another feed, if the number of ranks differs
                 or the feed has no such position. Other changes of the data are not detected.
         """
         self.close()
-        if isinstance(self.feed, ResumableFeed):
+        if isinstance(self.feed, ParquetFeed):
             self.feed.resume(state)
             self.epoch = self._first_epoch = int(state["epoch"])
             self.step = self.row = self._rows_taken = 0
         else:
-            self._seek(state)
+            self._take_until(state)
 
-    def _seek(self, position: Mapping[str, Any]) -> None:
+    def _take_until(self, position: Mapping[str, Any]) -> None:
         StateKind(f"feed {self.name!r}", ("epoch", "step", "row", "world_size")).check(position)
         world_size = len(self.feed.rows_in_step(0))
         if position["world_size"] != world_size:
@@ -197,9 +160,6 @@ class RowStream:
                 f"{position['world_size']} ranks."
             )
         self.epoch, self.step, self.row = position["epoch"], 0, 0
-        skipped = position["step"] - 1
-        if skipped > 0 and isinstance(self.feed, SeekableFeed) and skipped < self.feed.steps_per_epoch:
-            self.step = skipped
         while self.step < position["step"] and not self._next_batch():
             pass
         self.row = position["row"]
@@ -221,9 +181,6 @@ class RowStream:
     def _next_batch(self) -> bool:
         """Move to the next batch, or to the beginning of the next epoch; return True in the latter case."""
         if self._batches is None:
-            if isinstance(self.feed, SeekableFeed) and not isinstance(self.feed, ResumableFeed):
-                # Steps count from the beginning of the epoch, whatever position the feed had before.
-                self.feed.seek(self.epoch, self.step)
             self._batches = iter(self.feed.epoch(self.epoch))
         self._batch, self.row = next(self._batches, None), 0
         if self._batch is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -133,18 +134,12 @@ class ParquetDataset:
     def _by_name(self) -> dict[str, Column]:
         return {column.name: column for column in self.columns}
 
-    def preparation(
-        self,
-        transform: Any,
-        names: Sequence[str] | None,
-        apply_transform: Callable[[Sequence[Column], Any], Preparation],
-    ) -> Preparation | None:
+    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation | None:
         """Return the function to apply to row groups between reading and batching; None if there is none.
 
         Args:
             transform: a ``TransformSpec`` of Petastorm, or None.
             names: names of the columns to read; None for all.
-            apply_transform: function that returns the preparation for columns and a transform.
 
         Raises:
             DataError: if a column does not exist.
@@ -152,7 +147,10 @@ class ParquetDataset:
         if transform is None:
             return None
         columns = self.columns if names is None else [self.column(name) for name in names]
-        return apply_transform(columns, transform)
+        # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
+        guest = import_module("sparkdl.data.petastorm.transform")
+        preparation: Preparation = guest.prepare_frames(columns, transform)
+        return preparation
 
     def filter_of(self, row_filter: RowFilter) -> RowFilter:
         """Return the filter of stored values that corresponds to a filter of values as users see them."""

@@ -62,7 +62,9 @@ def shuffled_blocks(
     point = order.start_at(num_taken)
     is_last = point.draws_done == order.num_draws
     # The buffer is filled in reading order; each row goes to the slot that it has at this point.
-    empty = point.slots[point.offset :] if is_last else _slots_but(point.slots[: point.offset], order.size)
+    empty = point.slots[point.offset :]
+    if not is_last:
+        empty = np.setdiff1d(np.arange(order.size), point.slots[: point.offset], assume_unique=True)
     empty = empty[np.argsort(point.positions[empty], kind="stable")]
     buffer = layout.allocate(order.size + order.num_last)
     _fill(buffer, empty, queue)
@@ -88,12 +90,6 @@ def rows_at_once(layout: BlockLayout, order: ShuffleOrder) -> int:
     """
     fitting = _BLOCK_BYTES // max(1, layout.row_bytes)
     return min(order.rows_per_draw, 1 << max(0, fitting.bit_length() - 1))
-
-
-def _slots_but(taken: Indices, size: int) -> Indices:
-    is_empty = np.ones(size, np.bool_)
-    is_empty[taken] = False
-    return np.flatnonzero(is_empty)
 
 
 def _fill(buffer: Block, slots: Indices, queue: _RowQueue) -> None:

@@ -9,7 +9,7 @@ counts only, so that every rank computes the same plan without communication and
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -69,27 +69,21 @@ class EpochPlan:
     stretch: int = 0
     left: Mapping[int, Indices] = field(default_factory=dict)
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that are divided."""
-        gone = sum(self.row_counts[row_group] - len(rows) for row_group, rows in self.left.items())
-        return sum(self.row_counts) - gone
-
     def rows_of_ranks(self) -> list[int]:
         """Return how many rows each rank has; they differ by at most one."""
-        return divided_rows(self.num_rows, self.world_size)
+        return divided_rows(sum(self._counts_left()), self.world_size)
 
     def shards(self) -> list[list[RowGroupPart]]:
         """Return the rows of every rank in the order in which it reads them."""
-        counts = list(self.row_counts)
-        for row_group, rows in self.left.items():
-            counts[row_group] = len(rows)
-        ranges_of_ranks = divide_rows(
-            counts, self.world_size, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle
+        shards = divide_rows(
+            self._counts_left(), self.world_size, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle
         )
         return [
-            [(part.row_group, self._rows_left(part.row_group)[part.start : part.stop]) for part in ranges]
-            for ranges in ranges_of_ranks
+            [
+                (row_group, self.left[row_group][rows.start : rows.stop] if row_group in self.left else rows)
+                for row_group, rows in shard
+            ]
+            for shard in shards
         ]
 
     def order(self, rank: int, num_rows: int, buffer_rows: int) -> ShuffleOrder:
@@ -119,24 +113,19 @@ class EpochPlan:
             unread = self.unread(rank, shard, buffer_rows=taken.buffer_rows, num_taken=num_taken)
             for row_group, rows in unread:
                 rows_left[row_group].append(rows)
+        nothing = np.empty(0, np.int64)
         left = {
-            row_group: _joined(rows_left[row_group])
+            row_group: np.sort(np.concatenate([nothing, *map(as_indices, rows_left[row_group])]))
             for row_group, count in enumerate(self.row_counts)
             if sum(map(len, rows_left[row_group])) < count
         }
-        return EpochPlan(
-            row_counts=self.row_counts,
-            world_size=world_size,
-            seed=self.seed,
-            epoch=self.epoch,
-            shuffle=self.shuffle,
-            stretch=self.stretch + 1,
-            left=left,
-        )
+        return replace(self, world_size=world_size, stretch=self.stretch + 1, left=left)
 
-    def _rows_left(self, row_group: int) -> Rows:
-        rows = self.left.get(row_group)
-        return range(self.row_counts[row_group]) if rows is None else rows
+    def _counts_left(self) -> list[int]:
+        counts = list(self.row_counts)
+        for row_group, rows in self.left.items():
+            counts[row_group] = len(rows)
+        return counts
 
 
 def taken_by(rank: int, taken: Taken) -> int:
@@ -169,9 +158,3 @@ def _at_positions(shard: Sequence[RowGroupPart], scattered: Indices, rest: int) 
                 parts.append((row_group, kept))
         start = stop
     return parts
-
-
-def _joined(parts: Sequence[Rows]) -> Indices:
-    if not parts:
-        return np.empty(0, np.int64)
-    return np.sort(np.concatenate([as_indices(rows) for rows in parts]))

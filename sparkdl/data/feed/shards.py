@@ -10,7 +10,6 @@ ever.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,29 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True)
-class RowRange:
-    """Rows ``[start, stop)`` of one row group.
-
-    Attributes:
-        row_group: position of the row group in ``ParquetDataset.row_groups``.
-        start: number of the first row, inside the row group.
-        stop: number of the row after the last one.
-    """
-
-    row_group: int
-    start: int
-    stop: int
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows in the range."""
-        return self.stop - self.start
-
-
 def divide_rows(
     row_counts: Sequence[int], world_size: int, *, seed: int, epoch: int, shuffle: bool
-) -> list[list[RowRange]]:
+) -> list[list[tuple[int, range]]]:
     """Divide the rows of all row groups among the ranks for one epoch.
 
     The row groups are put in an order that depends only on (seed, epoch). Of the N rows in that order, rank r of W
@@ -58,11 +37,15 @@ def divide_rows(
         shuffle: whether to shuffle the row groups; otherwise they stay in their order.
 
     Returns:
-        The row ranges of every rank, in reading order; some have no rows if there are fewer rows than ranks.
+        The row groups of every rank by their numbers, and the rows of each, in reading order; some ranks have none if
+        there are fewer rows than ranks.
     """
     num_rows = sum(row_counts)
-    order = _order_row_groups(len(row_counts), seed, epoch) if shuffle else range(len(row_counts))
-    shards: list[list[RowRange]] = [[] for _ in range(world_size)]
+    order: Sequence[int] = range(len(row_counts))
+    if shuffle:
+        # Raw bits, because NumPy guarantees the same ones in every version, but not the same Generator.permutation.
+        order = np.argsort(random_bits(seed, epoch).random_raw(len(row_counts)), kind="stable").tolist()
+    shards: list[list[tuple[int, range]]] = [[] for _ in range(world_size)]
     rank, end_of_rank, position = 0, num_rows // world_size, 0
     for row_group in order:
         start, count = 0, row_counts[row_group]
@@ -71,7 +54,7 @@ def divide_rows(
                 rank += 1
                 end_of_rank = (rank + 1) * num_rows // world_size
             stop = min(count, start + end_of_rank - position)
-            shards[rank].append(RowRange(int(row_group), start, stop))
+            shards[rank].append((row_group, range(start, stop)))
             position += stop - start
             start = stop
     return shards
@@ -124,9 +107,3 @@ def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> 
         ShardingError: if there are fewer rows than ranks.
     """
     return [min(max(rows - step * batch_size, 0), batch_size) for rows in rows_per_rank(num_rows, world_size)]
-
-
-def _order_row_groups(num_row_groups: int, seed: int, epoch: int) -> list[int]:
-    # Raw bits, because NumPy guarantees the same ones in every version, but not the same Generator.permutation.
-    keys = random_bits(seed, epoch).random_raw(num_row_groups)
-    return [int(index) for index in np.argsort(keys, kind="stable")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow.parquet as pq
 
-from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset
+from sparkdl.data.dataset.dataset import MANIFEST_NAME, ParquetDataset
 from sparkdl.data.dataset.footers import scan_dataset
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.files.threads import DaemonThreads
@@ -56,14 +56,12 @@ def find_dataset(
         StoreAccessError: if the filesystem denies access.
         StoreError: if the filesystem cannot be opened.
     """
-    if isinstance(source, ParquetDataset):
-        return _without_shapes(source, shapes)
-    if not isinstance(source, (Store, str, os.PathLike)):
+    if not isinstance(source, (ParquetDataset, Store, str, os.PathLike)):
         raise ParamError(
             f"The source must be a dataset, a Store, or the path or URL of a folder, got {type(source).__name__}. "
             "For some files of a folder, pass scan_dataset(folder, paths=[...])."
         )
-    if timeout_s is None:
+    if timeout_s is None or isinstance(source, ParquetDataset):
         return _find(source, columns, shapes)
     thread = DaemonThreads(1, "sparkdl-finder")
     try:
@@ -80,32 +78,41 @@ def find_dataset(
 
 
 def _find(
-    source: Store | str | os.PathLike[str],
+    source: Source,
     columns: Sequence[str] | None,
     shapes: Mapping[str, tuple[int | None, ...]] | None,
 ) -> ParquetDataset:
-    if isinstance(source, Store):
-        return _without_shapes(open_dataset(_only_dataset(source)), shapes)
-    url = os.fspath(source)
-    location = open_location(url)
-    with reading_from(url):
-        filesystem = location.filesystem
-        is_stored = filesystem.exists(f"{location.path}/{MANIFEST_NAME}")
-        has_metadata = not is_stored and filesystem.exists(f"{location.path}/{_COMMON_METADATA}")
-        # Spark also writes folders with such names.
-        is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
-    if is_stored:
-        return _without_shapes(open_dataset(url), shapes)
-    if has_metadata:
-        pickled_schema = _read_unischema(location)
-        if pickled_schema is not None:
+    if isinstance(source, ParquetDataset):
+        described = source
+    elif isinstance(source, Store):
+        described = open_dataset(_only_dataset(source))
+    else:
+        url = os.fspath(source)
+        location = open_location(url)
+        with reading_from(url):
+            filesystem = location.filesystem
+            is_stored = filesystem.exists(f"{location.path}/{MANIFEST_NAME}")
+            has_metadata = not is_stored and filesystem.exists(f"{location.path}/{_COMMON_METADATA}")
+            # Spark also writes folders with such names.
+            is_file = url.endswith(".parquet") and filesystem.isfile(location.path)
+        if is_stored:
+            described = open_dataset(url)
+        elif has_metadata and (pickled_schema := _read_unischema(location)) is not None:
             # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
             guest = import_module("sparkdl.data.petastorm.unischema")
-            return _without_shapes(guest.open_unischema_dataset(url, pickled_schema), shapes)
-    if is_file:
-        folder, name = os.path.split(absolute_url(url))
-        return scan_dataset(folder, columns, shapes, paths=[name])
-    return scan_dataset(url, columns, shapes)
+            described = guest.open_unischema_dataset(url, pickled_schema)
+        elif is_file:
+            folder, name = os.path.split(absolute_url(url))
+            return scan_dataset(folder, columns, shapes, paths=[name])
+        else:
+            return scan_dataset(url, columns, shapes)
+    if shapes is not None:
+        known = (f"{column.name} {column.lengths or column.shape}" for column in described.columns)
+        raise ParamError(
+            f"shapes={shapes!r} is for folders of plain Parquet files; this dataset tells the shapes of its columns: "
+            f"{', '.join(known)}. Leave shapes out."
+        )
+    return described
 
 
 def _read_unischema(location: Location) -> bytes | None:
@@ -118,21 +125,6 @@ def _read_unischema(location: Location) -> bytes | None:
         raise DataError(f"The Parquet file {location.name_of(path)} cannot be read: {error}") from error
     pickled_schema: bytes | None = metadata.get(_UNISCHEMA_KEY)
     return pickled_schema
-
-
-def _without_shapes(
-    described: ParquetDataset, shapes: Mapping[str, tuple[int | None, ...]] | None
-) -> ParquetDataset:
-    if shapes is not None:
-        raise ParamError(
-            f"shapes={shapes!r} is for folders of plain Parquet files; this dataset tells the shapes of its columns: "
-            f"{', '.join(_shape_of(column) for column in described.columns)}. Leave shapes out."
-        )
-    return described
-
-
-def _shape_of(column: Column) -> str:
-    return f"{column.name} {column.lengths or column.shape}"
 
 
 def _only_dataset(store: Store) -> str:

@@ -8,7 +8,8 @@ epochs that resume where another feed stopped; it uses row counts only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.checks import StateKind
@@ -175,14 +176,9 @@ class EpochSchedule:
 
     def afresh(self) -> EpochSchedule:
         """Return a schedule of the same epochs in which none is resumed."""
-        here = self._here
-        return EpochSchedule(
-            self._row_counts,
-            world_size=here.world_size,
-            buffer_rows=here.buffer_rows,
-            seed=self._seed,
-            shuffle=self._shuffle,
-        )
+        fresh = copy(self)
+        fresh._resumed = {}
+        return fresh
 
     def slice_of(self, epoch: int) -> EpochSlice:
         """Return the part of an epoch that is yielded."""
@@ -246,13 +242,12 @@ class EpochSchedule:
     def _done(self, epoch: int, given: Taken) -> tuple[Stretch, ...]:
         part = self.slice_of(epoch)
         taken = part.taken_after(given)
-        here = Stretch(world_size=self._here.world_size, buffer_rows=self._here.buffer_rows, num_taken=taken)
         has_begun = taken > 0 if isinstance(taken, int) else any(taken)
-        return (*part.stretches, here) if has_begun else part.stretches
+        return (*part.stretches, replace(self._here, num_taken=taken)) if has_begun else part.stretches
 
     def _slice_after(self, epoch: int, stretches: tuple[Stretch, ...]) -> EpochSlice:
         num_taken: Taken = 0
-        if stretches and self._is_here(stretches[-1]):
+        if stretches and replace(stretches[-1], num_taken=0) == self._here:
             num_taken, stretches = stretches[-1].num_taken, stretches[:-1]
         world_sizes = [*(stretch.world_size for stretch in stretches), self._here.world_size]
         plan = self._whole(epoch, world_sizes[0])
@@ -268,7 +263,3 @@ class EpochSchedule:
             epoch=epoch,
             shuffle=self._shuffle,
         )
-
-    def _is_here(self, stretch: Stretch) -> bool:
-        here = self._here
-        return (stretch.world_size, stretch.buffer_rows) == (here.world_size, here.buffer_rows)

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from sparkdl.data.dataset.arrow import bytes_of, to_arrow
 from sparkdl.data.dataset.dataset import (
-    Column,
     ParquetDataset,
     Preparation,
     folder_values,
@@ -39,7 +38,7 @@ from petastorm.transform import transform_schema
 from petastorm.unischema import Unischema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,23 +52,16 @@ class UnischemaDataset(ParquetDataset):
 
     pickled_schema: bytes
 
-    def preparation(
-        self,
-        transform: Any,
-        names: Sequence[str] | None,
-        apply_transform: Callable[[Sequence[Column], Any], Preparation],
-    ) -> Preparation:
+    def preparation(self, transform: Any, names: Sequence[str] | None) -> Preparation:
         """Return the preparation that decodes row groups and then applies a ``TransformSpec`` if there is one.
 
         Args:
             transform: ``TransformSpec`` whose function takes and returns a dict of one decoded row; None for none.
             names: names of the fields to read; None for all, or without a transform for all that can be fed.
-            apply_transform: not used, because rows are decoded and transformed one by one.
 
         Raises:
             DataError: if there is a transform and a field of ``names`` does not exist.
         """
-        del apply_transform
         schema = _unpickle(self.pickled_schema, self.url)
         spec = transform
         if spec is not None and names is not None:

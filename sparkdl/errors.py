@@ -6,6 +6,7 @@ All of them can be caught as :class:`SparkdlError`. Errors that come from a rank
 from __future__ import annotations
 
 import difflib
+import functools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ class RankError(SparkdlError, RuntimeError):
         self.rank = rank
         self.host = host
         self.traceback_text = traceback_text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Pickle calls the class with `args`, which hold no arguments with names.
+        return functools.partial(type(self), rank=self.rank, host=self.host), self.args, vars(self)
 
 
 class StandInError(SparkdlError):

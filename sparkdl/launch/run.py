@@ -12,7 +12,7 @@ from sparkdl.launch.ranks import make_spec, run_spec
 from sparkdl.launch.slots import OnWait, check_cluster
 from sparkdl.launch.spark_job import SparkJob, driver_hosts
 from sparkdl.spark.jobs import jobs_of, name_of
-from sparkdl.spark.session import active_session, task_cpus, threads_by_settings
+from sparkdl.spark.session import active_session, is_connect, task_cpus, threads_by_settings
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -143,11 +143,25 @@ def run_on_ranks(
         num_ranks,
         in_threads(spec.num_threads or task_cpus(session, resources)),
     )
+    host = driver_hosts(session)
     with jobs_of(f"run {name_of(function)}", unless_named=True):
+        if elastic is not None and is_connect(session):
+            from sparkdl.launch.elastic.coordinating_task import can_reach_driver, run_members_from_task
+
+            if not can_reach_driver(session, spec, host):
+                return run_members_from_task(
+                    session,
+                    spec,
+                    elastic,
+                    resources=resources,
+                    on_log=on_log,
+                    on_event=on_event,
+                    leases=leases,
+                )
         return run_spec(
             lambda spec, _: SparkJob(session, spec, resources),
             spec,
-            host=driver_hosts(session),
+            host=host,
             on_log=on_log,
             on_event=on_event,
             elastic=elastic,

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError, SlotsMissingError
@@ -168,26 +168,40 @@ FETCH_CHUNKS = 12
 """Number of chunks per fetch to the driver: 48 MiB, as 128 MiB end a Connect server that has the default heap."""
 
 
-def barrier_function(spec: LaunchSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+TaskFunction: TypeAlias = "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
+"""What Spark calls in each task, with batches of rows, for batches of rows of :data:`ROW_SCHEMA`."""
+
+
+def barrier_function(spec: LaunchSpec) -> TaskFunction:
     """Make the function that Spark pickles; it holds the spec and nothing else."""
     is_plain = spec.is_alone
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
+    def rows() -> Iterator[tuple[int, str, int, bytes]]:
         from pyspark import BarrierTaskContext, TaskContext
 
         # not needed on the driver
         from sparkdl.launch.task.barrier_task import plain_task, run_barrier_task, spark_task
 
-        for _ in batches:
-            pass  # each row only makes Spark start a task
-        types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
         context = TaskContext.get()
         assert context is not None, "a task calls this"
         task = plain_task(context) if is_plain else spark_task(BarrierTaskContext.get())
         for row in run_barrier_task(spec, task):
-            values = (task.rank, *row)
-            columns = [pa.array([value], type_) for value, type_ in zip(values, types, strict=True)]
+            yield task.rank, *row
+
+    return task_function(rows)
+
+
+def task_function(rows: Callable[[], Iterator[tuple[int, str, int, bytes]]]) -> TaskFunction:
+    """Make the function of a task that returns the rows that another function yields there."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for _ in batches:
+            pass  # each row only makes Spark start a task
+        types = (pa.int32(), pa.string(), pa.int32(), pa.binary())
+        for row in rows():
+            columns = [pa.array([value], type_) for value, type_ in zip(row, types, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=["rank", "kind", "chunk", "body"])
 
     return run
@@ -205,14 +219,24 @@ class SparkJob:
     It is a :class:`~sparkdl.launch.stage.Stage`. Spark queues a barrier stage until slots for all of its tasks are
     free. If another launch of this process holds the slots, as when ``CrossValidator`` fits models in parallel,
     :meth:`check_start` waits without limit.
+
+    Args:
+        spark: classic or Connect session.
+        spec: spec of the launch.
+        resources: resources of each task, if they differ from the application's default.
+        function: function of the tasks; that of a launch's ranks when None.
     """
 
     def __init__(
-        self, spark: SparkSession, spec: LaunchSpec, resources: ResourceProfile | None = None
+        self,
+        spark: SparkSession,
+        spec: LaunchSpec,
+        resources: ResourceProfile | None = None,
+        function: TaskFunction | None = None,
     ) -> None:
         self.spark = spark
         self.num_ranks = spec.num_ranks
-        self._spec = spec
+        self._spec, self._function = spec, function or barrier_function(spec)
         # Passed only if there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
         self._is_small = False
@@ -364,7 +388,7 @@ class SparkJob:
         # pyspark's tracker finds jobs only by their group, which belongs to the caller.
         return list(context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.job))
 
-    def _run(self) -> DataFrame:
+    def _run(self) -> DataFrame | None:
         spark, spec = self.spark, self._spec
         # pyspark's type for handlers is a class, but it takes any function; it calls them in the operation's thread.
         note_progress: Any = partial(self._note_progress, threading.get_ident())
@@ -374,13 +398,19 @@ class SparkJob:
             tasks = spark.range(0, spec.num_ranks, 1, spec.num_ranks)
             # A plain task may run with dynamic allocation.
             is_barrier = not spec.is_alone
-            rows = tasks.mapInArrow(barrier_function(spec), ROW_SCHEMA, barrier=is_barrier, **self._profile)
-            # This runs the stage once and keeps its rows on the executors, from which they are fetched in parts: no
-            # limit on the size of a result applies to all rows together, and no fetch can run the ranks again.
-            return rows.localCheckpoint(eager=True)
+            return self._run_stage(
+                tasks.mapInArrow(self._function, ROW_SCHEMA, barrier=is_barrier, **self._profile)
+            )
         finally:
             if is_connect(spark):
                 spark.removeProgressHandler(note_progress)
+
+    def _run_stage(self, rows: DataFrame) -> DataFrame | None:
+        """Run the stage once, and keep its rows on the executors, from which they are fetched in parts.
+
+        No limit on the size of a result then applies to all rows together, and no fetch can run the ranks again.
+        """
+        return rows.localCheckpoint(eager=True)
 
     def _note_progress(
         self,

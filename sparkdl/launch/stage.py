@@ -10,7 +10,7 @@ class Stage(Protocol):
     """The tasks of a launch, one for each rank, from their start on.
 
     :class:`~sparkdl.launch.spark_job.SparkJob` is a barrier stage of Spark,
-    :class:`~sparkdl.launch.local_launch.LocalStage` runs the tasks as threads of this process.
+    :class:`~sparkdl.launch.local_stage.LocalStage` runs the tasks as threads of this process.
 
     Attributes:
         spark: session that runs the stage; None without Spark.

@@ -42,3 +42,11 @@ def test_error_survives_pickling_on_its_way_from_a_rank(error: type[SparkdlError
     again = pickle.loads(pickle.dumps(error("message")))
     assert type(again) is error
     assert str(again) == "message"
+
+
+@pytest.mark.parametrize("error", [cls for cls in CLASSES if issubclass(cls, RankError)])
+def test_error_of_a_rank_keeps_everything_when_it_is_pickled(error: type[RankError]) -> None:
+    first = error("message", rank=3, host="b", traceback_text="line 1").at("epoch 2")
+    again = pickle.loads(pickle.dumps(first))
+    assert type(again) is error
+    assert (again.args, vars(again)) == (first.args, vars(first))

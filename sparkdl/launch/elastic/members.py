@@ -173,6 +173,7 @@ class _Run:
         deadline = time.monotonic() + _BREAK_UP_S
         with contextlib.suppress(SparkdlError):  # of the launches; the run has its own, or none
             while self._is_running() and time.monotonic() < deadline:
+                self._offers.poll()
                 self._roster.poll(_POLL_S)
         self._stack.close()
 
@@ -431,6 +432,7 @@ class _Run:
         deadline = time.monotonic() + END_TIMEOUT_S
         running = {number for number in world.members if number in self._members}
         while running and time.monotonic() < deadline:
+            self._offers.poll()
             self._roster.poll(_POLL_S)
             self._roster.end()
             running = {number for number in running if self._members[number].supervision.poll(0.0)}

@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import pickle
-import socket
 import stat
 import threading
 import time
@@ -112,7 +111,7 @@ class _Message:
         kind: ``offer``, ``ended`` (the member in a slot), ``leaving``, or ``gone`` (the process).
         offer: number of the offer.
         num_slots: number of slots that are offered.
-        host: name of the offering machine.
+        label: what stands for the value of a rank in these slots, which does not leave the offering process.
         versions: versions there.
         member: the member that has ended.
         error: why its task could not run; empty otherwise.
@@ -121,7 +120,7 @@ class _Message:
     kind: str
     offer: int = 0
     num_slots: int = 0
-    host: str = ""
+    label: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     member: int = -1
     error: str = ""
@@ -160,6 +159,7 @@ class OfferedSlots:
         self._next = 1
         self._stages: dict[int, tuple[int, _OfferedStage]] = {}
         """Offer and stage of each member that was started in a slot and has not ended."""
+        self._labels: dict[int, str | None] = {}
         self.offer_of: dict[int, int] = {}
 
     def poll(self) -> None:
@@ -185,7 +185,7 @@ class OfferedSlots:
     def start(self, slot: int, spec: LaunchSpec, channel: DriverChannel) -> Stage:
         """Start a member in a slot."""
         offer = self.offer_of[slot]
-        stage = _OfferedStage(channel)
+        stage = _OfferedStage(channel, self._labels[offer])
         self._stages[spec.member] = offer, stage
         # Connections are not encrypted: the other end has the secret, and needs nothing of the driver's environment.
         public = replace(spec, environment=(), secret=b"")
@@ -205,6 +205,7 @@ class OfferedSlots:
         conflicts = version_conflicts(self._versions, message.versions)
         self._rendezvous.set(_answer_key(number), "; ".join(conflicts).encode())
         if not conflicts:
+            self._labels[number] = message.label
             for slot, _ in zip(self._slots, range(message.num_slots), strict=False):
                 self.offer_of[slot] = number
 
@@ -218,17 +219,18 @@ class OfferedSlots:
 
 
 class _OfferedStage:
-    """The task of a member in an offered slot; a :class:`~sparkdl.launch.stage.Stage` without a value.
+    """The task of a member in an offered slot; a :class:`~sparkdl.launch.stage.Stage`.
 
     Args:
         channel: channel to the task.
+        label: what stands for the rank's value.
 
     Attributes:
         is_to_leave: whether the process that offers the slot is to go.
     """
 
-    def __init__(self, channel: DriverChannel) -> None:
-        self.num_ranks, self.spark = 1, None
+    def __init__(self, channel: DriverChannel, label: str | None) -> None:
+        self.num_ranks, self.spark, self._label = 1, None, label
         self.is_to_leave = False
         self.error: Exception | None = None
         self._channel, self._is_over = channel, False
@@ -264,10 +266,10 @@ class _OfferedStage:
         return [] if self._channel.failures else [(0, "result", 1)]
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:  # noqa: ARG002 - for Spark
-        into.write(pickle.dumps(None))
+        into.write(pickle.dumps(self._label))
 
     def close(self) -> None:
-        """Do nothing: there is no value."""
+        """Do nothing: there is only a label."""
 
 
 class SlotOffer:
@@ -277,14 +279,23 @@ class SlotOffer:
         invitation: invitation of the launch.
         make_stage: function that starts the task of a member by its spec, in one of the slots.
         num_slots: number of slots.
-        max_restarts: how many members are started in place of those that have ended.
+        max_restarts: how many members are started in place of those that have ended; the offer ends with its first
+            member when None.
+        label: what stands for the values of the ranks here, for who began the launch.
     """
 
     def __init__(
-        self, invitation: Invitation, make_stage: MakeStage, *, num_slots: int, max_restarts: int
+        self,
+        invitation: Invitation,
+        make_stage: MakeStage,
+        *,
+        num_slots: int,
+        max_restarts: int | None,
+        label: str | None = None,
     ) -> None:
-        self._invitation, self._make_stage = invitation, make_stage
-        self._num_slots, self._starts_left = num_slots, num_slots + max_restarts
+        self._invitation, self._make_stage, self._label = invitation, make_stage, label
+        self._ends_with_member = max_restarts is None
+        self._num_slots, self._starts_left = num_slots, num_slots + (max_restarts or 0)
         self._stages: dict[int, Stage] = {}
         self._is_leaving = False
 
@@ -324,7 +335,7 @@ class SlotOffer:
         message = _Message(
             kind="offer",
             num_slots=self._num_slots,
-            host=socket.gethostname(),
+            label=self._label,
             versions=installed_versions(),
         )
         offer = rendezvous.post(_OFFERS, message.to_json())
@@ -361,6 +372,7 @@ class SlotOffer:
                 error = "" if stage.error is None else f"{type(stage.error).__name__}: {stage.error}"
                 message = _Message(kind="ended", member=member, error=error)
                 rendezvous.post(_OFFERS, message.to_json())
+                self._is_leaving |= self._ends_with_member
 
 
 def _take_start(rendezvous: Rendezvous, key: str) -> bytes | None:

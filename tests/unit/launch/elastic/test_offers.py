@@ -7,17 +7,23 @@ import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from sparkdl.collective import Coordinator, RendezvousClient, new_secret
-from sparkdl.errors import LaunchError
+from sparkdl.errors import LaunchError, ParamError
 from sparkdl.launch.elastic import offers as module
+from sparkdl.launch.elastic.coordinating_task import run_members_from_task
 from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots, SlotOffer
+from sparkdl.launch.elastic.roster import ElasticLimits
 from sparkdl.launch.local_launch import offer_local_slots
 from sparkdl.launch.ranks import make_spec
 from sparkdl.launch.wire.channel import DriverChannel
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SECRET = new_secret()
 
@@ -123,3 +129,17 @@ def test_an_invitation_is_read_as_it_was_written_and_never_over_another_file(
     assert SECRET.hex() not in repr(invitation)
     with pytest.raises(FileExistsError):
         invitation.write(tmp_path / "join")
+
+
+def test_replicas_of_several_ranks_are_refused_where_executors_cannot_reach_the_driver() -> None:
+    limits = ElasticLimits(least=2, most=4, max_restarts=1, group_size=2)
+    with pytest.raises(ParamError, match="2 ranks share a copy of the model.*Set SPARKDL_LISTEN"):
+        run_members_from_task(
+            cast("SparkSession", None),
+            spec_of_launch(),
+            limits,
+            resources=None,
+            on_log=None,
+            on_event=None,
+            leases=None,
+        )

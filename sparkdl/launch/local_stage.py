@@ -1,0 +1,117 @@
+"""The tasks of a launch as threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING
+
+from sparkdl.collective import Deadline
+from sparkdl.launch.task.barrier_task import RankTask, run_barrier_task
+from sparkdl.rendezvous.addresses import LOOPBACK
+
+if TYPE_CHECKING:
+    from sparkdl.launch.wire.spec import LaunchSpec
+
+
+class LocalStage:
+    """The tasks of a launch as threads of this process; a :class:`~sparkdl.launch.stage.Stage`.
+
+    Args:
+        spec: spec of the launch.
+        gpus: addresses of the GPUs of each rank; None for a rank that sees those that this process sees.
+
+    Attributes:
+        num_ranks: number of ranks.
+        error: the first exception that ended a task; None without one.
+        spark: None, as there is no session.
+    """
+
+    def __init__(self, spec: LaunchSpec, gpus: Sequence[Sequence[str] | None]) -> None:
+        self.num_ranks = spec.num_ranks
+        self.error: Exception | None = None
+        self.spark = None
+        self._spec = spec
+        self._gathered = [""] * spec.num_ranks
+        self._barrier = threading.Barrier(spec.num_ranks)
+        self._bodies: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
+        self._threads = [
+            threading.Thread(
+                target=self._run_task, args=(rank, gpus[rank]), name=f"sparkdl-task-{rank}", daemon=True
+            )
+            for rank in range(spec.num_ranks)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether a task runs."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def check_start(self, num_started: int) -> None:
+        """Do nothing: the tasks start at once."""
+
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether the machine is to go soon: False, as nothing says so."""
+        return False
+
+    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:  # noqa: ARG002 - for a stage of Spark
+        """Whether the tasks were cancelled by something else: False."""
+        return False
+
+    def cancel(self, *, timeout_s: float) -> None:
+        """Wait for the tasks, which the channel has cancelled, until they have ended or the time is over."""
+        self._barrier.abort()
+        deadline = Deadline(timeout_s)
+        for thread in self._threads:
+            thread.join(deadline.remaining_s())
+
+    def cancel_in_background(self, finish: Callable[[], None]) -> None:
+        """Wait for the tasks in a thread, which then calls ``finish``."""
+
+        def wait() -> None:
+            for thread in self._threads:
+                thread.join()
+            finish()
+
+        threading.Thread(target=wait, name="sparkdl-cancel", daemon=True).start()
+
+    def outcomes(self) -> list[tuple[int, str, int]]:
+        """Rank, kind and number of chunks of everything that the ended tasks yielded."""
+        return [
+            (rank, kind, len(bodies))
+            for (rank, kind), bodies in self._bodies.items()
+            if not self._threads[rank].is_alive()
+        ]
+
+    def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:  # noqa: ARG002 - for Spark
+        """Write the body of one outcome into a file, and release it."""
+        for body in self._bodies.pop((rank, kind), ()):
+            into.write(body)
+
+    def close(self) -> None:
+        """Release the outcomes."""
+        self._bodies.clear()
+
+    def _run_task(self, rank: int, gpus: Sequence[str] | None) -> None:
+        task = RankTask(
+            rank=rank,
+            hosts=[LOOPBACK] * self.num_ranks,
+            gpus=gpus,
+            cpus=1,
+            all_gather=lambda text: self._gather(rank, text),
+        )
+        try:
+            for kind, _, body in run_barrier_task(self._spec, task):
+                self._bodies[rank, kind].append(body)
+        except Exception as error:
+            self.error = self.error or error
+            self._barrier.abort()
+
+    def _gather(self, rank: int, text: str) -> list[str]:
+        self._gathered[rank] = text
+        self._barrier.wait()
+        return list(self._gathered)

@@ -7,8 +7,10 @@ as ``autolog`` of MLflow's own flavors does.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -89,7 +91,7 @@ def _download(
             location = open_location(url)
             root = Path(location.path)
             if not location.is_local:
-                root = Path(there or tempfile.mkdtemp(prefix="sparkdl-"))
+                root = Path(there or _folder_until_exit())
                 location.fetch_folder(root)
     try:
         # Model.load takes a URI, and would decode a folder's name.
@@ -108,6 +110,13 @@ def _download(
     if code is not None:
         _make_importable(root / str(code))
     return root / flavor["data"], flavor, described.run_id
+
+
+def _folder_until_exit() -> str:
+    """A new folder for a model, which may have code that is imported later; it is removed when this process exits."""
+    folder = tempfile.mkdtemp(prefix="sparkdl-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _make_importable(folder: Path) -> None:

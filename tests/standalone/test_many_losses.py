@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -120,17 +121,22 @@ if __name__ == "__main__":
 """
 
 
-def test_fits_that_lose_ranks_at_random_moments_end_as_an_undisturbed_one(tmp_path):
+@pytest.mark.parametrize("kind", ["standalone", "local-cluster"])
+def test_fits_that_lose_ranks_at_random_moments_end_as_an_undisturbed_one(kind, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     arguments = [str(number) for number in (NUM_FITS, NUM_ROWS, NUM_EPOCHS)]
-    with (
-        StandaloneCluster(tmp_path / "cluster", num_workers=3) as cluster,
-        started(
-            [sys.executable, "program.py", cluster.url, str(tmp_path / "fits"), *arguments],
-            tmp_path,
-            SPARKDL_STORE=str(tmp_path / "store"),
-        ) as process,
-    ):
+    with ExitStack() as stack:
+        master = "local-cluster[3,1,1024]"
+        if kind == "standalone":
+            cluster = stack.enter_context(StandaloneCluster(tmp_path / "cluster", num_workers=3))
+            master = cluster.url
+        process = stack.enter_context(
+            started(
+                [sys.executable, "program.py", master, str(tmp_path / "fits"), *arguments],
+                tmp_path,
+                SPARKDL_STORE=str(tmp_path / "store"),
+            )
+        )
         said, _ = process.communicate(timeout=2700)
     assert process.returncode == 0, said
     undisturbed, *fits = json.loads((tmp_path / "fits" / "results.json").read_text())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from concurrent.futures import wait
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from sparkdl.data.feed.cache import BlockCache
     from sparkdl.data.feed.epoch_plan import Rows
     from sparkdl.data.feed.state import EpochSlice
+    from sparkdl.data.files.filesystems import Location
 
 _MAX_SHUFFLED_AHEAD = 16
 
@@ -76,9 +78,6 @@ class EpochReader:
         self._choice, self._preparation = row_choice, preparation
         self._num_threads, self._read_ahead_bytes = num_threads, read_ahead_bytes
         self._timeout_s, self._buffer_rows, self._cache = timeout_s, buffer_rows, cache
-        self._location = open_location(dataset.url)
-        described = {f"{self._location.path}/{path}": tag for path, tag in dataset.versions.items()}
-        self._files = WatchedFiles(self._location.open_file, described)
         self._footers = FooterCache()
         yielded = [column.name for column in layout.columns]
         read = yielded if preparation is None else preparation.source_names
@@ -94,6 +93,13 @@ class EpochReader:
         self.row_counts: tuple[int, ...] = ()
         self.is_closed = False
         self.waited_s = 0.0
+
+    @cached_property
+    def _location_and_files(self) -> tuple[Location, WatchedFiles]:
+        """The dataset's location, opened with the credentials of the first read, and its files."""
+        location, versions = open_location(self._dataset.url), self._dataset.versions
+        described = {f"{location.path}/{path}": version for path, version in versions.items()}
+        return location, WatchedFiles(location.open_file, described)
 
     def count_rows(self, communicator: Communicator | None) -> tuple[int, ...]:
         """Return how many rows of every row group are selected; with a communicator each rank counts its part.
@@ -112,6 +118,8 @@ class EpochReader:
         timeout_s = self._timeout_s
         if communicator is not None:  # the other ranks wait for the counts, and cannot name the file
             timeout_s = min(timeout_s, communicator.timeout_s / 2)
+
+        _ = self._location_and_files  # before several threads ask for them
 
         def count(row_group: int) -> int:
             file = self._file(row_group)
@@ -153,6 +161,7 @@ class EpochReader:
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:
             return iter(())
+        _ = self._location_and_files  # before several threads ask for them
         ahead_bytes = max(1, self._read_ahead_bytes // num_streams)
         reader = ShardReader(
             unread,
@@ -191,10 +200,11 @@ class EpochReader:
             self._cache.close()
 
     def _file(self, row_group: int) -> RowGroupFile:
-        group, location = self._dataset.row_groups[row_group], self._location
+        group = self._dataset.row_groups[row_group]
+        location, files = self._location_and_files
         path = f"{location.path}/{group.path}"
         name, values = location.name_of(path), folder_values(group.path)
-        return RowGroupFile(path, self._files.open, group.index, name, values, self._footers.open)
+        return RowGroupFile(path, files.open, group.index, name, values, self._footers.open)
 
     def _read(self, row_group: int, rows: Rows) -> Block:
         """Read some rows of a row group as one block, on a reader thread.

@@ -105,35 +105,32 @@ def spark_job(
     Raises:
         As :func:`~sparkdl.spark.failures.spark_failures_named`.
     """
-    with jobs_of(words):
-        purpose = _purpose.get()
-        assert purpose is not None, "it has just been set"
-        with (
-            spark_failures_named(spark, doing=str(purpose), explain_file=explain_file),
-            _named(spark, purpose) as tag,
-        ):
-            try:
-                yield
-            except BaseException:
-                if waits_for_tasks:
-                    with suppress(Exception):  # if Spark is gone, its tasks are gone, too
-                        _wait_for_tasks(spark, tag)
-                raise
+    with (
+        jobs_of(words),
+        spark_failures_named(spark, doing=str(_purpose.get()), explain_file=explain_file),
+        _named(spark) as tag,
+    ):
+        try:
+            yield
+        except BaseException:
+            if waits_for_tasks:
+                with suppress(Exception):  # if Spark is gone, its tasks are gone, too
+                    _wait_for_tasks(spark, tag)
+            raise
 
 
 @contextmanager
 def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
     """Name the Spark jobs of a block and of the threads that it starts; failures are raised as Spark raises them."""
-    with jobs_of(words):
-        purpose = _purpose.get()
-        assert purpose is not None, "it has just been set"
-        with _named(spark, purpose):
-            yield
+    with jobs_of(words), _named(spark):
+        yield
 
 
 @contextmanager
-def _named(spark: SparkSession, purpose: _Purpose) -> Iterator[str]:
-    """Name the jobs of a block, and yield a tag that they have."""
+def _named(spark: SparkSession) -> Iterator[str]:
+    """Name the jobs of a block after its purpose, and yield a tag that they have."""
+    purpose = _purpose.get()
+    assert purpose is not None, "the block is one of jobs_of"
     if is_connect(spark):
         with _tagged(spark, str(purpose).replace(",", ";")) as tag:  # a tag cannot have commas
             yield tag

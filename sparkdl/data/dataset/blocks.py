@@ -31,11 +31,7 @@ class _Group:
 
     columns: tuple[Column, ...]
     names: str | tuple[str, ...]
-    is_matrix: bool = False
-
-    @property
-    def has_matrix(self) -> bool:
-        return self.is_matrix or not isinstance(self.names, str)
+    is_matrix: bool = True
 
 
 class BlockLayout:
@@ -71,8 +67,12 @@ class BlockLayout:
         self._names = tuple(fields)
         self._groups = [
             *(_Group(tuple(singles[name] for name in names), tuple(names)) for names in shared),
-            *(_Group((column,), name) for name, column in singles.items() if name not in packed),
-            *(_Group(group, name, is_matrix=True) for name, group in matrices.items()),
+            *(
+                _Group((column,), name, is_matrix=False)
+                for name, column in singles.items()
+                if name not in packed
+            ),
+            *(_Group(group, name) for name, group in matrices.items()),
         ]
         self.columns = tuple(
             {column.name: column for group in self._groups for column in group.columns}.values()
@@ -87,7 +87,7 @@ class BlockLayout:
         """
         return [
             _pack_scalars(table, group.columns)
-            if group.has_matrix
+            if group.is_matrix
             else to_numpy(table.column(group.columns[0].name), group.columns[0], _take_any_length)
             for group in self._groups
         ]
@@ -106,7 +106,7 @@ class BlockLayout:
         """Return a block of uninitialized rows."""
         return [
             np.empty(
-                (num_rows, len(group.columns)) if group.has_matrix else (num_rows, *group.columns[0].shape),
+                (num_rows, len(group.columns)) if group.is_matrix else (num_rows, *group.columns[0].shape),
                 group.columns[0].dtype,
             )
             for group in self._groups

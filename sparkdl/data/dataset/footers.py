@@ -299,8 +299,9 @@ def _describe_columns(
         _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
         for name, (kind, dtype, depth) in described.items()
     ]
+    footer = next(footer for footer in footers if footer.path == first.path)
     return with_object_sizes(
-        columns, partial(_first_rows, location, first), partial(_chunk_bytes, footers, first)
+        columns, partial(_first_rows, location, first), partial(footer.num_bytes, row_group=first.index)
     )
 
 
@@ -319,7 +320,7 @@ def _check_shape(name: str, shape: Any, depth: int) -> None:
 def _describe_column(
     footers: Sequence[_Footer], name: str, kind: str, dtype: str, lengths: tuple[int | None, ...]
 ) -> Column:
-    num_nulls = _num_nulls(footers, name)
+    num_nulls = sum(chunk.num_nulls or 0 for footer in footers for chunk in footer.chunks(name))
     if None in lengths:
         return Column(
             name=name,
@@ -415,19 +416,11 @@ def _first_rows(
     return plain_columns(pa.Table.from_batches(batches).slice(0, num_rows), names)
 
 
-def _chunk_bytes(footers: Sequence[_Footer], first: RowGroup, name: str) -> int:
-    return next(footer for footer in footers if footer.path == first.path).num_bytes(name, first.index)
-
-
 def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
     """Return the average bytes of the encoded values of a row, before compression."""
     num_rows = sum(sum(footer.num_rows) for footer in footers)
     total = sum(footer.num_bytes(name, index) for footer in footers for index in range(len(footer.num_rows)))
     return max(1, total // max(1, num_rows))
-
-
-def _num_nulls(footers: Sequence[_Footer], name: str) -> int:
-    return sum(chunk.num_nulls or 0 for footer in footers for chunk in footer.chunks(name))
 
 
 def _value_range(footers: Sequence[_Footer], name: str, *, signed: bool) -> tuple[int, int] | None:

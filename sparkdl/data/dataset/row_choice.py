@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,11 +52,8 @@ class DrawnRows:
     num_drawn: tuple[int, ...] = field(repr=False)
     row_counts: tuple[int, ...] = field(repr=False)
     is_rest: bool = False
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Always empty, because no column has to be read."""
-        return ()
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Columns that have to be read: none."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -97,21 +94,6 @@ def draw_rows(row_counts: Sequence[int], share: float, *, seed: int) -> DrawnRow
 
 
 Values = Mapping[str, npt.NDArray[Any]]
-
-
-class RowChoice(Protocol):
-    """Rows of a dataset that a feed yields: a :class:`RowFilter` or :class:`DrawnRows`."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Names of the columns that have to be read to select rows."""
-
-    @property
-    def counts(self) -> tuple[int, ...] | None:
-        """Number of selected rows of every row group; None if the rows have to be read to count them."""
-
-    def rows_kept(self, table: pa.Table, row_group: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the selected rows of a row group, which was read as ``table``, ascending."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +151,10 @@ class RowFilter:
                 "return one boolean per row"
             )
         return np.flatnonzero(mask)
+
+
+RowChoice: TypeAlias = RowFilter | DrawnRows
+"""Rows of a dataset that a feed yields."""
 
 
 def as_row_choice(row_filter: Any) -> RowChoice | None:

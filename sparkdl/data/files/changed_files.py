@@ -36,21 +36,12 @@ def version_of(file: Any, path: str) -> str | None:
         tags = (f"{name} {details[name]}" for name in TAGS if details.get(name))
         return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
     try:
-        status = os.stat(path) if _hides_its_descriptor(file) else os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
     except (AttributeError, OSError):
-        return None
+        if not isinstance(file, pa.OSFile):
+            return None
+        status = os.stat(path)  # fileno of a local file fails in pyarrow 14
     return f"{status.st_size} bytes, mtime {status.st_mtime_ns}"
-
-
-def _hides_its_descriptor(file: Any) -> bool:
-    """Whether this is a local file of pyarrow 14, whose ``fileno`` fails."""
-    if not isinstance(file, pa.OSFile):
-        return False
-    try:
-        file.fileno()
-    except AttributeError:
-        return True
-    return False
 
 
 class WatchedFiles:

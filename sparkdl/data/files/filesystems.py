@@ -96,8 +96,7 @@ class Location:
         final = f"{self.path}/{name}"
         # Object stores show a file only when it is complete; on other filesystems renaming has the same effect.
         written = final if not self.can_rename else f"{final}.{writer}.tmp" if writer else f"{final}.tmp"
-        with self.filesystem.open(written, "wb") as file:
-            file.write(content)
+        self.filesystem.pipe_file(written, content)
         if written != final:
             self.rename(written, final)
 

@@ -73,7 +73,14 @@ class Lease:
     def __init__(self, location: Location, kind: str, *, last_use: str = "") -> None:
         self._location, self._kind, self._last_use = location, kind, last_use
         self.name = f"{kind}-{uuid.uuid4().hex}"
-        self._content = json.dumps(_describe_this_process()).encode()
+        # What distinguishes this process from all others, on all machines and in all containers.
+        holder = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "where": _pid_namespace(),
+            "began": _start_time(os.getpid()),
+        }
+        self._content = json.dumps(holder).encode()
         location.make_folder()
         self._write(self.name)
         self.began = self._renewed = modified(location, self.name)
@@ -113,9 +120,7 @@ class Lease:
             return
         self._has_ended = True
         self._stop()
-        if self._last_use:
-            self._within_timeout(self._note_end)
-        self._within_timeout(lambda: self._remove(self.name))
+        self._within_timeout(self._remove)
 
     def renew_a_last_time(self) -> None:
         """Stop renewing the lease, and find out whether it is lost, unless the store does not answer."""
@@ -165,19 +170,17 @@ class Lease:
             self.is_lost |= _names_of_leases(self._location, self._kind) != [self.name]
         return True
 
-    def _note_end(self) -> None:
-        # A folder that was removed meanwhile must not be created again just for this record.
+    def _remove(self) -> None:
+        path = f"{self._location.path}/{self.name}"
         with suppress(Exception):
-            if self._location.filesystem.exists(f"{self._location.path}/{self.name}"):
+            # A folder that was removed meanwhile must not be created again just for this record.
+            if self._last_use and self._location.filesystem.exists(path):
                 self._write(self._last_use)
-
-    def _remove(self, name: str) -> None:
         with suppress(Exception):
-            self._location.filesystem.rm(f"{self._location.path}/{name}")
+            self._location.filesystem.rm(path)
 
     def _write(self, name: str) -> None:
-        with self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file:
-            file.write(self._content)
+        self._location.filesystem.pipe_file(f"{self._location.path}/{name}", self._content)
 
 
 def modified(location: Location, name: str) -> float:
@@ -193,8 +196,7 @@ def modified(location: Location, name: str) -> float:
 def store_time(location: Location) -> float:
     """Return the time of a store's clock in seconds, which is the modification time of a file written for this."""
     name = f"clock-{uuid.uuid4().hex}.tmp"
-    with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
-        file.write(b"sparkdl")
+    location.filesystem.pipe_file(f"{location.path}/{name}", b"sparkdl")
     try:
         return modified(location, name)
     finally:
@@ -376,21 +378,10 @@ def _await_end(location: Location, name: str, on_wait: Callable[[str], None], fo
 
 def _read_holder(location: Location, name: str) -> dict[str, Any]:
     try:
-        with location.filesystem.open(f"{location.path}/{name}", "rb") as file:
-            content = json.loads(file.read())
+        content = json.loads(location.filesystem.cat_file(f"{location.path}/{name}"))
     except (OSError, ValueError):  # the lease was removed, or is being written
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _describe_this_process() -> dict[str, Any]:
-    """Return what distinguishes this process from all others, on all machines and in all containers."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "where": _pid_namespace(),
-        "began": _start_time(os.getpid()),
-    }
 
 
 def _is_alive(holder: dict[str, Any]) -> bool | None:

@@ -24,6 +24,7 @@ from sparkdl.data.spark.writing import (
     REPORT_SCHEMA,
     ColumnCensus,
     WrittenFile,
+    add_up,
     merge_small_files,
     write_partition,
 )
@@ -66,7 +67,7 @@ class _Request:
     vector_dtype: str
     row_group_bytes: int
     allow_ragged: bool
-    on_write: Callable[[], None]
+    on_write: Callable[[], None] | None
     in_tasks: Callable[[int], None] | None
 
     @property
@@ -228,7 +229,7 @@ def obtain_dataset(
         vector_dtype,
         row_group_bytes,
         allow_ragged,
-        on_write or _do_nothing,
+        on_write,
         in_tasks,
     )
     if request.vector_dtype not in {"float32", "float64"}:
@@ -285,7 +286,8 @@ def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
 def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     """Write the rows, check them and describe the files in the folder."""
     df, store = request.df, request.store
-    request.on_write()
+    if request.on_write is not None:
+        request.on_write()
     names = [field.name for field in request.fields]
     # One expression for one column: mapInArrow calls the JVM several times for each column, and on classic Spark it
     # fails on dots in column names.
@@ -307,7 +309,9 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     if not num_rows:
         raise no_rows_error()
     _keep_only(store, staged, files)
-    census = _add_up(files)
+    census: dict[str, ColumnCensus] = {}
+    for file in files:
+        add_up(census, file.columns)
     # Before the shapes, because a column of nulls has no lengths.
     check_census(census, num_rows)
     shapes = _shapes(request, census)
@@ -321,22 +325,14 @@ def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tup
     shapes = {}
     for field in request.fields:
         depth = array_depth(field.dataType)
-        seen = [(least, greatest) for least, greatest in census[field.name].lengths]
-        levels = seen + [(None, None)] * (depth - len(seen))  # levels inside of empty arrays were not seen
+        seen = census[field.name].lengths
+        levels = [*seen, *[(None, None)] * (depth - len(seen))]  # levels inside of empty arrays were not seen
         if depth:
             shapes[field.name] = tuple(
                 common_length(field.name, least, greatest, allow_ragged=request.allow_ragged)
                 for least, greatest in levels
             )
     return shapes
-
-
-def _add_up(files: Sequence[WrittenFile]) -> dict[str, ColumnCensus]:
-    total: dict[str, ColumnCensus] = {}
-    for file in files:
-        for name, census in file.columns.items():
-            total.setdefault(name, ColumnCensus()).add(census)
-    return total
 
 
 def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:
@@ -373,10 +369,6 @@ def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]
         )
     if present - wanted:
         location.filesystem.rm([f"{location.path}/{path}" for path in sorted(present - wanted)])
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _clean_up(store: Store) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.writing import describe_row
 from sparkdl.errors import ColumnMismatchError, DataError, EmptyDatasetError
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import Column as FeedColumn
     from sparkdl.data.dataset.dataset import ParquetDataset
     from sparkdl.data.spark.writing import ColumnCensus
-
-_EXAMPLE_CHARACTERS = 200
 
 
 def check_shapes(
@@ -216,7 +215,4 @@ def _null_elements_error(name: str, num_null_rows: int, num_rows: int, first: st
 def _count_and_find(df: DataFrame, condition: Column) -> tuple[int, str]:
     matching = df.where(condition)
     first: Any = matching.first()
-    text = "none" if first is None else ", ".join(f"{key}={value!r}" for key, value in first.asDict().items())
-    if len(text) > _EXAMPLE_CHARACTERS:
-        text = text[:_EXAMPLE_CHARACTERS] + "..."
-    return matching.count(), f"({text})"
+    return matching.count(), "(none)" if first is None else describe_row(first.asDict())

@@ -32,7 +32,7 @@ from sparkdl.foreign_errors import describe_lasting_failure, is_disk_full
 from sparkdl.spark.jobs import spark_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -58,7 +58,9 @@ class ColumnCensus:
 
     def add(self, other: ColumnCensus) -> None:
         """Add the census of later rows."""
-        self.first = self._first_of(other)
+        # Null rows are reported before null elements.
+        if not self.first or (other.num_null_rows and not self.num_null_rows):
+            self.first = other.first
         self.num_null_rows += other.num_null_rows
         self.num_rows_with_null_elements += other.num_rows_with_null_elements
         for level, (least, greatest) in enumerate(other.lengths):
@@ -75,15 +77,10 @@ class ColumnCensus:
         return self.first or other.first
 
 
-def count_values(census: dict[str, ColumnCensus], batch: pa.RecordBatch) -> None:
-    """Add the values of a batch to the census of each column."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        census.setdefault(name, ColumnCensus()).add(_count_column(column, batch))
-
-
-def has_nulls(census: dict[str, ColumnCensus]) -> bool:
-    """Whether a null was seen."""
-    return any(column.num_null_rows or column.num_rows_with_null_elements for column in census.values())
+def add_up(total: dict[str, ColumnCensus], later: Mapping[str, ColumnCensus]) -> None:
+    """Add the census of later rows to the total of each column."""
+    for name, census in later.items():
+        total.setdefault(name, ColumnCensus()).add(census)
 
 
 def _count_column(column: pa.Array, batch: pa.RecordBatch) -> ColumnCensus:
@@ -94,7 +91,7 @@ def _count_column(column: pa.Array, batch: pa.RecordBatch) -> ColumnCensus:
         census.num_rows_with_null_elements = int((nulls & ~is_null).sum())
         chosen = is_null if column.null_count else nulls
         if chosen.any():
-            census.first = _describe_row(batch, int(chosen.argmax()))
+            census.first = describe_row(batch.slice(int(chosen.argmax()), 1).to_pylist()[0])
     return census
 
 
@@ -124,8 +121,8 @@ def _rows_with_nulls(values: pa.Array) -> npt.NDArray[np.bool_] | None:
     return inside if is_null is None else inside | is_null
 
 
-def _describe_row(batch: pa.RecordBatch, index: int) -> str:
-    row = batch.slice(index, 1).to_pylist()[0]
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return a row as text, cut if it is long."""
     text = ", ".join(f"{key}={value!r}" for key, value in row.items())
     return f"({text[:_EXAMPLE_CHARACTERS]}...)" if len(text) > _EXAMPLE_CHARACTERS else f"({text})"
 
@@ -195,10 +192,11 @@ def write_partition(
             for batch in batches:
                 if batch.num_rows:
                     named = _columns(batch, names)
-                    count_values(report.columns, named)
+                    columns = zip(names, named.columns, strict=True)
+                    add_up(report.columns, {name: _count_column(column, named) for name, column in columns})
                     report.num_rows += named.num_rows
                     # Rows with nulls are refused in the end: after a null, rows are counted but no longer written.
-                    if not has_nulls(report.columns):
+                    if not any(census.first for census in report.columns.values()):
                         writer.write(named)
         report.path = writer.path
         report.row_group_bytes = writer.written_bytes
@@ -264,7 +262,9 @@ class RowGroupWriter:
         try:
             if error is None:
                 self._flush()
-                self._close()
+                if self._writer is not None:
+                    self._writer.close()
+                    self._file.close()
         except BaseException:
             self._abandon()
             raise
@@ -290,11 +290,6 @@ class RowGroupWriter:
         # Numbers are read faster if they are stored plainly rather than through a dictionary.
         texts = [field.name for field in schema if pa.types.is_string(field.type)]
         self._writer = pq.ParquetWriter(self._file, schema, use_dictionary=texts or False)
-
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._file.close()
 
     def _abandon(self) -> None:
         if self._file is None:

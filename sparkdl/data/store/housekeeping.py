@@ -19,6 +19,8 @@ from sparkdl.errors import StoreError
 from sparkdl.foreign_errors import store_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sparkdl.data.files.filesystems import Location
 
 
@@ -36,53 +38,34 @@ class Marks:
 
     Args:
         location: location of the folder.
-        manifest_name: name of the file that makes it a dataset.
+
+    Attributes:
+        has_manifest: whether the folder is a complete dataset.
+        is_being_removed: whether it is marked for removal.
+        last_use: time of the last use, in seconds by the Store's clock; None if there is no sign of one.
+        is_ours: whether sparkdl made the folder.
     """
 
-    def __init__(self, location: Location, manifest_name: str) -> None:
-        location.filesystem.invalidate_cache()
+    def __init__(self, location: Location) -> None:
         names = file_names(location)
-        self.has_manifest = manifest_name in names
+        self.has_manifest = MANIFEST_NAME in names
         self.is_being_removed = _REMOVING in names
-        self.uses = {
-            name: time
-            for name in names
-            if name.startswith(f"{USE}-") and (time := _time_or_none(location, name)) is not None
-        }
-        others = [_time_or_none(location, name) for name in (manifest_name, LAST_USE) if name in names]
-        times = [*self.uses.values(), *(time for time in others if time is not None)]
-        self.last_use = max(times, default=None)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether sparkdl made the folder."""
-        return self.last_use is not None or self.has_manifest or self.is_being_removed
+        self._uses = _times(location, [name for name in names if name.startswith(f"{USE}-")])
+        others = _times(location, [name for name in (MANIFEST_NAME, LAST_USE) if name in names])
+        self.last_use = max([*self._uses, *others], default=None)
+        self.is_ours = self.last_use is not None or self.has_manifest or self.is_being_removed
 
     def in_use(self, now: float) -> bool:
         """Whether a lease of the folder has not expired at the time ``now``, in seconds by the Store's clock."""
-        return any(now - time < LEASE_S for time in self.uses.values())
+        return any(now - time < LEASE_S for time in self._uses)
 
 
-def mark_for_removal(location: Location) -> None:
-    """Mark a dataset as about to be removed, for other processes that look for a dataset."""
-    _write(location, _REMOVING)
-
-
-def unmark_for_removal(location: Location) -> None:
-    """Undo :func:`mark_for_removal`."""
-    location.filesystem.rm(f"{location.path}/{_REMOVING}")
-
-
-def _write(location: Location, name: str) -> None:
-    with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
-        file.write(b"sparkdl")
-
-
-def _time_or_none(location: Location, name: str) -> float | None:
-    try:
-        return float(location.filesystem.modified(f"{location.path}/{name}").timestamp())
-    except FileNotFoundError:
-        return None  # the use ended meanwhile
+def _times(location: Location, names: Iterable[str]) -> list[float]:
+    times = []
+    for name in names:
+        with suppress(FileNotFoundError):  # the use ended meanwhile
+            times.append(float(location.filesystem.modified(f"{location.path}/{name}").timestamp()))
+    return times
 
 
 _NUM_THREADS = 16
@@ -150,7 +133,7 @@ def remove_unless_used(url: str) -> bool:
     """
     location = open_location(url)
     try:
-        if not Marks(location, MANIFEST_NAME).is_ours:
+        if not Marks(location).is_ours:
             return False
         return _remove_if_old(url, store_time(location), 0.0)
     except Exception as error:
@@ -159,15 +142,16 @@ def remove_unless_used(url: str) -> bool:
 
 def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:
     location = open_location(url)
-    marks = Marks(location, MANIFEST_NAME)
+    marks = Marks(location)
     if not marks.is_ours or marks.in_use(now):
         return False
     is_finished = marks.has_manifest and not marks.is_being_removed
     if is_finished and marks.last_use is not None and now - marks.last_use < older_than_s:
         return False
-    mark_for_removal(location)
-    if Marks(location, MANIFEST_NAME).in_use(now):
-        unmark_for_removal(location)
+    mark = f"{location.path}/{_REMOVING}"
+    location.filesystem.pipe_file(mark, b"sparkdl")
+    if Marks(location).in_use(now):
+        location.filesystem.rm(mark)
         return False
     remove_folder(location)
     logger.info("Removed %s, which was no longer used.", url)

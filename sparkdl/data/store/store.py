@@ -17,9 +17,9 @@ import re
 import time
 import uuid
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
@@ -52,7 +52,7 @@ def write_manifest(dataset: ParquetDataset, location: Location) -> None:
     content = {
         "version": _VERSION,
         "num_rows": dataset.num_rows,
-        "columns": [_column_to_json(column) for column in dataset.columns],
+        "columns": [asdict(column) for column in dataset.columns],
         "files": files,
         "row_groups": [[position[group.path], group.index, group.num_rows] for group in dataset.row_groups],
     }
@@ -81,7 +81,7 @@ def open_dataset(url: str) -> ParquetDataset:
     files = content["files"]
     return ParquetDataset(
         url=absolute_url(url),
-        columns=tuple(_column_from_json(column) for column in content["columns"]),
+        columns=tuple(_column(fields) for fields in content["columns"]),
         row_groups=tuple(
             RowGroup(path=files[position], index=index, num_rows=num_rows)
             for position, index, num_rows in content["row_groups"]
@@ -89,44 +89,22 @@ def open_dataset(url: str) -> ParquetDataset:
     )
 
 
+def _column(fields: dict[str, Any]) -> Column:
+    # JSON has lists for tuples.
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return Column(**values)
+
+
 def _read_manifest(location: Location, url: str) -> bytes:
     try:
-        with location.filesystem.open(f"{location.path}/{MANIFEST_NAME}", "rb") as file:
-            content: bytes = file.read()
+        content: bytes = location.filesystem.cat_file(f"{location.path}/{MANIFEST_NAME}")
     except FileNotFoundError as error:
         if describe_lasting_failure(error):  # the whole bucket is missing
             raise
         raise StoreError(f"{url} holds no complete dataset: there is no {MANIFEST_NAME}.") from error
     return content
-
-
-def _column_to_json(column: Column) -> dict[str, Any]:
-    return {
-        "name": column.name,
-        "dtype": column.dtype,
-        "shape": list(column.shape),
-        "kind": column.kind,
-        "lengths": list(column.lengths),
-        "element": list(column.element),
-        "is_utc": column.is_utc,
-        "value_range": list(column.value_range) if column.value_range else None,
-        "object_bytes": column.object_bytes,
-    }
-
-
-def _column_from_json(content: dict[str, Any]) -> Column:
-    value_range = content["value_range"]
-    return Column(
-        name=content["name"],
-        dtype=content["dtype"],
-        shape=tuple(content["shape"]),
-        kind=content["kind"],
-        lengths=tuple(content["lengths"]),
-        element=(content["element"][0], content["element"][1]),
-        is_utc=content.get("is_utc", False),
-        value_range=(value_range[0], value_range[1]) if value_range else None,
-        object_bytes=content["object_bytes"],
-    )
 
 
 KEEP_FOR = timedelta(days=1)
@@ -160,10 +138,8 @@ class Store:
         return f"Store({self.url!r}, keep_for={self.keep_for!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_store, (
-            self.url,
-            self.keep_for,
-        )  # filesystems hold sockets and caches that cannot be pickled
+        # Filesystems hold sockets and caches that cannot be pickled.
+        return partial(Store, keep_for=self.keep_for), (self.url,)
 
     @classmethod
     def default(cls) -> Store:
@@ -196,10 +172,8 @@ class Store:
         probe = f"{self.location.path}/probe-{uuid.uuid4().hex}.tmp"
         try:
             self.location.make_folder()
-            with self.filesystem.open(probe, "wb") as file:
-                file.write(b"sparkdl")
-            with self.filesystem.open(probe, "rb") as file:
-                content = file.read()
+            self.filesystem.pipe_file(probe, b"sparkdl")
+            content = self.filesystem.cat_file(probe)
             self.filesystem.rm(probe)
         except Exception as error:
             with suppress(Exception):
@@ -258,11 +232,11 @@ class Store:
         """
         for url in self._urls_with_key(name, key):
             location = open_location(url)
-            if not Marks(location, MANIFEST_NAME).has_manifest:
+            if not Marks(location).has_manifest:
                 continue
             use = use_dataset(url)
             # Checked again, now that a cleanup sees this use.
-            marks = Marks(location, MANIFEST_NAME)
+            marks = Marks(location)
             try:
                 if marks.has_manifest and not marks.is_being_removed:
                     return open_dataset(url), use
@@ -283,7 +257,7 @@ class Store:
             if url == before:
                 return False
             location = open_location(url)
-            marks = Marks(location, MANIFEST_NAME)
+            marks = Marks(location)
             if not marks.has_manifest and marks.in_use(store_time(self.location)):
                 return True
         return False
@@ -385,11 +359,11 @@ def use_if_removable(url: str) -> Lease | None:
         StoreError: if it is a dataset that was just removed, or its Store cannot be written.
     """
     location = open_location(url)
-    if not Marks(location, MANIFEST_NAME).has_manifest:
+    if not Marks(location).has_manifest:
         return None
     use = use_dataset(url)
     # Checked again, now that a cleanup sees this use.
-    if Marks(location, MANIFEST_NAME).has_manifest:
+    if Marks(location).has_manifest:
         return use
     use.end()
     raise StoreError(f"The dataset {url} was removed while its use began. Make the DataFrame anew.")
@@ -411,10 +385,6 @@ def _check_duration(name: str, value: timedelta) -> None:
         )
     if value < timedelta(0):
         raise ParamError(f"{name} must not be negative, got {value}.")
-
-
-def _make_store(url: str, keep_for: timedelta) -> Store:
-    return Store(url, keep_for=keep_for)
 
 
 def _as_file_name(name: str) -> str:

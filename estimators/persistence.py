@@ -18,48 +18,67 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from abc import ABC, abstractmethod
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import cloudpickle
 from pyspark import __version__ as pyspark_version
-from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritable, MLWriter
 
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
-from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.foreign_errors import explain_failure, reading_from
-from sparkdl.model.saved_model import load_model, load_module, save_model, save_module
-from sparkdl.training.history import EpochRecord
+from sparkdl.model.saved_model import load_module, save_module
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
 
     from pyspark.ml.param import Params
 
-    from sparkdl.estimators.torch_estimator import TorchEstimator
-    from sparkdl.estimators.torch_model import TorchModel
-
 _OVERWRITE = "Use write().overwrite().save(path) to replace it."
 _METADATA = "metadata/part-00000"
-_MODULE = "module"
+MODULE = "module"
 _FUNCTIONS = "functions.pkl"
 
-M = TypeVar("M", bound="TorchModel")
-E = TypeVar("E", bound=MLReadable[Any])
+S = TypeVar("S", bound=MLReadable[Any])
 
 
-class FolderWriter(MLWriter, ABC):
-    """Builds a folder on the driver's disk and copies it to its destination.
+class SavedInFolder(MLReadable[S], MLWritable):
+    """An object with Params that Spark ML saves as such a folder, and loads from one."""
 
-    Attributes:
-        last: file of the folder without which readers refuse it.
-    """
+    def write(self) -> MLWriter:
+        """Return a writer: ``write().overwrite().save(path)``."""
+        return FolderWriter(self)
 
-    last = _METADATA
+    @classmethod
+    def read(cls) -> MLReader[S]:
+        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
+        return FolderReader(cls)
+
+    def _write_folder(self, folder: Path) -> None:
+        """Write the Params, and the module of an estimator that has one, into a new local folder."""
+        estimator: Any = self
+        write_params(estimator, folder, {})
+        if estimator.hasParam("model") and estimator.isSet("model"):
+            save_module(estimator.getModel(), folder / MODULE)
+
+    @classmethod
+    def _read_folder(cls, folder: Path) -> S:
+        """Return the estimator in a local folder; its class makes it without arguments."""
+        metadata = read_metadata(folder, cls)
+        estimator: Any = cls()
+        restore(estimator, metadata, folder)
+        if (folder / MODULE).exists():
+            estimator.setModel(load_module(folder / MODULE)[0])
+        return cast("S", estimator)
+
+
+class FolderWriter(MLWriter):
+    """Builds a folder on the driver's disk and copies it to its destination."""
+
+    def __init__(self, instance: SavedInFolder[Any]) -> None:
+        super().__init__()
+        self._instance = instance
 
     def save(self, path: str) -> None:
         """Write to a path or URL; an existing one is replaced only after ``overwrite()``.
@@ -68,126 +87,49 @@ class FolderWriter(MLWriter, ABC):
             SavedModelError: if the path exists or cannot be written; existing content is kept.
             SerializationError: if a part cannot be pickled.
         """
-        self.saveImpl(path)
-
-    def saveImpl(self, path: str) -> None:
-        """Write to a path or URL."""
         with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as folder:
-            self.build(Path(folder))
-            carry(Path(folder), path, last=self.last, overwrite=self.shouldOverwrite)
-
-    @abstractmethod
-    def build(self, folder: Path) -> None:
-        """Write everything into a new local folder."""
+            self._instance._write_folder(Path(folder))
+            carry(Path(folder), path, last=_METADATA, overwrite=self.shouldOverwrite)
 
 
-class TorchModelWriter(FolderWriter):
-    """Writer of a :class:`TorchModel`."""
+class FolderReader(MLReader[S]):
+    """Reads a folder, which is copied to the driver's disk if it is not local."""
 
-    def __init__(self, model: TorchModel) -> None:
-        super().__init__()
-        self._model = model
-
-    def build(self, folder: Path) -> None:
-        """Write metadata and module."""
-        summary = self._model.summary
-        extra = {
-            "history": [asdict(record) for record in summary.history],
-            "modelEpoch": summary.model_epoch,
-            "runId": summary.run_id,
-            "modelUri": summary.model_uri,
-        }
-        _write_params(self._model, folder, extra)
-        save_model(self._model.saved, folder / _MODULE)
-
-
-class ParamsWriter(FolderWriter):
-    """Writer of an estimator that consists only of its Params."""
-
-    def __init__(self, estimator: Params) -> None:
-        super().__init__()
-        self._estimator = estimator
-
-    def build(self, folder: Path) -> None:
-        """Write the metadata, and the functions among the Params."""
-        _write_params(self._estimator, folder, {})
-
-
-class TorchEstimatorWriter(FolderWriter):
-    """Writer of a :class:`TorchEstimator`."""
-
-    def __init__(self, estimator: TorchEstimator) -> None:
-        super().__init__()
-        self._estimator = estimator
-
-    def build(self, folder: Path) -> None:
-        """Write metadata, the module to train, and the functions."""
-        estimator = self._estimator
-        _write_params(estimator, folder, {})
-        if estimator.isSet(estimator.model):
-            save_module(estimator.getModel(), folder / _MODULE)
-
-
-class TorchModelReader(MLReader[M]):
-    """Reader of a :class:`TorchModel` or a class derived from it."""
-
-    def __init__(self, made: type[M]) -> None:
+    def __init__(self, made: type[SavedInFolder[S]]) -> None:
         super().__init__()
         self._class = made
 
-    def load(self, path: str) -> M:
+    def load(self, path: str) -> S:
         """Read from a path or URL.
 
         Raises:
-            SavedModelError: if the path holds no such model, or a model that is damaged or of a newer version.
+            SavedModelError: if the path holds no object of this class, or one that is damaged or of a newer version.
         """
-        return cast("M", _with_local_folder(path, self._load))
-
-    def _load(self, folder: Path) -> M:
-        metadata = _read_metadata(folder, self._class)
-        history = tuple(EpochRecord.from_dict(record) for record in metadata.get("history", ()))
-        summary = TrainingSummary(
-            history=history,
-            model_epoch=metadata.get("modelEpoch"),
-            run_id=metadata.get("runId"),
-            model_uri=metadata.get("modelUri"),
-        )
-        model = self._class(load_model(folder / _MODULE), summary)
-        _restore(model, metadata, folder)
-        return model
+        url = absolute_url(path)
+        with tempfile.TemporaryDirectory(prefix="sparkdl-load-") as folder:
+            with reading_from(url):
+                there = open_location(url)
+                if not there.filesystem.exists(there.path):
+                    raise SavedModelError(f"{url} does not exist.")
+                if not there.is_local:
+                    there.fetch_folder(Path(folder))
+            try:
+                return self._class._read_folder(Path(there.path if there.is_local else folder))
+            except SavedModelError as error:
+                raise SavedModelError(f"{url} cannot be loaded. {error}") from error
 
 
-class TorchEstimatorReader(MLReader[E]):
-    """Reader of an estimator, made by its class without arguments."""
+def write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:
+    """Write the metadata with the Params that JSON preserves, and pickle the other Params, except the module.
 
-    def __init__(self, made: type[E]) -> None:
-        super().__init__()
-        self._class = made
-
-    def load(self, path: str) -> E:
-        """Read from a path or URL.
-
-        Raises:
-            SavedModelError: if the path holds no such estimator, or one that is damaged or of a newer version.
-        """
-        return cast("E", _with_local_folder(path, self._load))
-
-    def _load(self, folder: Path) -> E:
-        metadata = _read_metadata(folder, cast("type[Params]", self._class))
-        estimator: Any = self._class()
-        _restore(estimator, metadata, folder)
-        if (folder / _MODULE).exists():
-            estimator.setModel(load_module(folder / _MODULE)[0])
-        return cast("E", estimator)
-
-
-def _write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:
-    """Write the metadata with the Params that JSON preserves, and pickle the other Params, except the module."""
+    Raises:
+        SerializationError: if a Param cannot be pickled.
+    """
     params = {param.name: value for param, value in instance._paramMap.items() if param.name != "model"}
     defaults = {param.name: value for param, value in instance._defaultParamMap.items()}
     others = {name: value for name, value in params.items() if not _is_json(value)}
     metadata = {
-        "class": _name_of(type(instance)),
+        "class": f"{type(instance).__module__}.{type(instance).__name__}",
         "timestamp": round(time.time() * 1000),
         "sparkVersion": pyspark_version,
         "uid": instance.uid,
@@ -216,12 +158,13 @@ def _is_json(value: object) -> bool:
         return False
 
 
-def _name_of(made: type) -> str:
-    return f"{made.__module__}.{made.__name__}"
+def read_metadata(folder: Path, expected: type) -> dict[str, Any]:
+    """Return the metadata of an object that :func:`write_params` wrote.
 
-
-def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
-    name = _name_of(expected)
+    Raises:
+        SavedModelError: if there is no readable metadata, or it is that of another class.
+    """
+    name = f"{expected.__module__}.{expected.__name__}"
     try:
         # Spark gives the file a longer name.
         file = next(iter(sorted(folder.glob(f"{_METADATA}*"))), folder / _METADATA)
@@ -245,7 +188,12 @@ def _read_metadata(folder: Path, expected: type[Params]) -> dict[str, Any]:
     return metadata
 
 
-def _restore(instance: Any, metadata: dict[str, Any], folder: Path) -> None:
+def restore(instance: Any, metadata: dict[str, Any], folder: Path) -> None:
+    """Set the uid and the Params of an object from its metadata and the functions beside them.
+
+    Raises:
+        SavedModelError: if a Param is not known or not accepted, or the functions cannot be read.
+    """
     instance._resetUid(metadata["uid"])
     try:
         DefaultParamsReader.getAndSetParams(instance, metadata)
@@ -295,19 +243,3 @@ def carry(
         raise
     except Exception as error:
         raise SavedModelError(f"{url} cannot be written: {explain_failure(error)}") from error
-
-
-def _with_local_folder(path: str, load: Callable[[Path], Any]) -> Any:
-    """Call ``load`` with the folder at a path or URL, which is copied to the driver's disk if it is not local."""
-    url = absolute_url(path)
-    with tempfile.TemporaryDirectory(prefix="sparkdl-load-") as folder:
-        with reading_from(url):
-            there = open_location(url)
-            if not there.filesystem.exists(there.path):
-                raise SavedModelError(f"{url} does not exist.")
-            if not there.is_local:
-                there.fetch_folder(Path(folder))
-        try:
-            return load(Path(there.path if there.is_local else folder))
-        except SavedModelError as error:
-            raise SavedModelError(f"{url} cannot be loaded. {error}") from error

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator
-from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
 from sparkdl.data.dataset.footers import url_for_spark
 from sparkdl.data.spark.reading import reading_job
@@ -28,7 +27,7 @@ from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
 from sparkdl.estimators.params.table import with_arguments
-from sparkdl.estimators.persistence import TorchEstimatorReader, TorchEstimatorWriter
+from sparkdl.estimators.persistence import SavedInFolder
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.launch import active_session
 from sparkdl.spark.jobs import jobs_of
@@ -179,9 +178,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
 
 @with_arguments(ClassArguments)
-class TorchEstimator(
-    _TorchEstimatorParams, FittingEstimator[TorchModel], MLReadable["TorchEstimator"], MLWritable
-):
+class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedInFolder["TorchEstimator"]):
     """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
 
     The arguments are the Params; ``help(TorchEstimator)`` lists them with their defaults.
@@ -207,15 +204,6 @@ class TorchEstimator(
     ) -> None:
         super().__init__()
         self._set_arguments()
-
-    def write(self) -> MLWriter:
-        """Return a writer: ``estimator.write().overwrite().save(path)``."""
-        return TorchEstimatorWriter(self)
-
-    @classmethod
-    def read(cls) -> MLReader[TorchEstimator]:
-        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
-        return TorchEstimatorReader(cls)
 
     def params_of_fit(self) -> TorchEstimator:
         """Return the Params of one fit: this estimator."""

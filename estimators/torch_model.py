@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Model
-from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
@@ -23,24 +22,27 @@ from sparkdl.data.spark.columns import (
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
-from sparkdl.estimators.persistence import TorchModelReader, TorchModelWriter
+from sparkdl.estimators.persistence import MODULE, SavedInFolder, read_metadata, restore, write_params
 from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.model.saved_model import load_model, save_model
 from sparkdl.spark.session import threads_by_settings
+from sparkdl.training.history import EpochRecord
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from pyspark.sql import Column, DataFrame
 
     from sparkdl.model.saved_model import SavedModel
-    from sparkdl.training.history import EpochRecord
 
 T = TypeVar("T", bound="TorchModel")
 
 
-class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
+class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     """A trained torch module as a Spark ML model.
 
     ``transform`` adds the column ``predictionCol``: the class as a double for a loss over classes, 0.0 or 1.0
@@ -103,14 +105,29 @@ class TorchModel(Model, _TorchParams, MLReadable["TorchModel"], MLWritable):
         """History and MLflow run of the fit."""
         return self._summary
 
-    def write(self) -> MLWriter:
-        """Return a writer: ``model.write().overwrite().save(path)``."""
-        return TorchModelWriter(self)
+    def _write_folder(self, folder: Path) -> None:
+        summary = self.summary
+        extra = {
+            "history": [asdict(record) for record in summary.history],
+            "modelEpoch": summary.model_epoch,
+            "runId": summary.run_id,
+            "modelUri": summary.model_uri,
+        }
+        write_params(self, folder, extra)
+        save_model(self.saved, folder / MODULE)
 
     @classmethod
-    def read(cls) -> MLReader[TorchModel]:
-        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
-        return TorchModelReader(cls)
+    def _read_folder(cls, folder: Path) -> TorchModel:
+        metadata = read_metadata(folder, cls)
+        summary = TrainingSummary(
+            history=tuple(EpochRecord.from_dict(record) for record in metadata.get("history", ())),
+            model_epoch=metadata.get("modelEpoch"),
+            run_id=metadata.get("runId"),
+            model_uri=metadata.get("modelUri"),
+        )
+        model = cls(load_model(folder / MODULE), summary)
+        restore(model, metadata, folder)
+        return model
 
     def _logged_as(self: T, run_id: str | None, uri: str | None) -> T:
         """Record the run of the fit and the URI of this model in MLflow in the summary."""

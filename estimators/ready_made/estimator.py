@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 from pyspark.ml.classification import ClassificationModel
 from pyspark.ml.regression import RegressionModel
-from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
@@ -29,7 +28,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.base import ParamsT
-from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader
+from sparkdl.estimators.persistence import SavedInFolder
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
@@ -65,7 +64,7 @@ class Recipe:
     augment: AugmentFunction | None = None
 
 
-class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any], MLWritable):
+class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[Any]):
     """Base of estimators that make their model themselves, from the content of the rows."""
 
     def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
@@ -107,15 +106,6 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, MLReadable[Any],
     def vector_dtype(self) -> str:
         """Return the dtype in which Spark ML vectors are stored."""
         return "float32"
-
-    def write(self) -> MLWriter:
-        """Return a writer: ``estimator.write().overwrite().save(path)``."""
-        return ParamsWriter(self)
-
-    @classmethod
-    def read(cls) -> MLReader[Any]:
-        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
-        return TorchEstimatorReader(cls)
 
 
 class _LearningEstimator(TorchEstimator):

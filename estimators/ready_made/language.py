@@ -21,7 +21,6 @@ import torch
 from pyspark import keyword_only
 from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param
-from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 from torch import nn
 
 from sparkdl.data import Column
@@ -34,7 +33,7 @@ from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, check_of, with_arguments
 from sparkdl.estimators.params.training import HasFunctions
-from sparkdl.estimators.persistence import ParamsWriter, TorchEstimatorReader, TorchModelReader, carry
+from sparkdl.estimators.persistence import SavedInFolder, carry
 from sparkdl.estimators.ready_made.language_evaluator import PerplexityEvaluator
 from sparkdl.estimators.ready_made.language_params import HasCorpora, HasDecoder, HasGeneration
 from sparkdl.estimators.ready_made.language_rows import (
@@ -208,11 +207,6 @@ class LanguageModelModel(TorchModel, HasGeneration):
             takes_tokens=takes_tokens,
         )
 
-    @classmethod
-    def read(cls) -> MLReader[Any]:
-        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
-        return TorchModelReader(cls)
-
 
 def text_model(
     decoder: nn.Module,
@@ -288,8 +282,7 @@ class LanguageModel(
     HasFunctions,
     HasAdamW,
     _SharedParams,
-    MLReadable[Any],
-    MLWritable,
+    SavedInFolder[Any],
 ):
     """Learns to continue texts: trains a decoder that predicts each token from the tokens before it.
 
@@ -429,15 +422,6 @@ class LanguageModel(
         check_maps(paramMaps)
         estimators = with_param_maps(self, paramMaps)
         return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
-
-    def write(self) -> MLWriter:
-        """Return a writer: ``estimator.write().overwrite().save(path)``."""
-        return ParamsWriter(self)
-
-    @classmethod
-    def read(cls) -> MLReader[Any]:
-        """Return a reader; :meth:`load` is a shortcut for ``read().load(path)``."""
-        return TorchEstimatorReader(cls)
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
         self.check_values()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import tempfile
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
-from sparkdl.estimators.persistence import FolderWriter
+from sparkdl.estimators.persistence import carry
 from sparkdl.foreign_errors import store_error
 from sparkdl.versions import package_versions
 
@@ -96,7 +97,12 @@ class JobOutput:
             SavedModelError: if they cannot be written.
         """
         text = json.dumps(finite(result), indent=2, allow_nan=False) + "\n"
-        _JobWriter(model, text).overwrite().save(self.url)
+        with tempfile.TemporaryDirectory(prefix="sparkdl-save-") as folder:
+            made = Path(folder, MODEL)
+            made.mkdir()
+            model._write_folder(made)
+            Path(folder, RESULT).write_text(text, encoding="utf-8")
+            carry(Path(folder), self.url, last=RESULT, overwrite=True)
 
     def _check_unfinished(self) -> None:
         """Check a folder without a result: it may be empty, or on an object store interrupted."""
@@ -111,25 +117,6 @@ class JobOutput:
         return ParamError(
             f"The output {self.url} {what}: it was not written by a job. Choose another output, or remove this one."
         )
-
-
-class _JobWriter(FolderWriter):
-    """Writes model and result into one folder."""
-
-    last = RESULT
-
-    def __init__(self, model: TorchModel, result: str) -> None:
-        super().__init__()
-        self._model = model
-        self._result = result
-
-    def build(self, folder: Path) -> None:
-        """Write model and result."""
-        (folder / MODEL).mkdir()
-        writer = self._model.write()
-        assert isinstance(writer, FolderWriter)
-        writer.build(folder / MODEL)
-        (folder / RESULT).write_text(self._result, encoding="utf-8")
 
 
 def finite(value: Any) -> Any:

@@ -121,9 +121,9 @@ def fit_on_rows(
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
                 run_of_fit(params, nested) as run,
             ):
-                run.check_begun()
-                run.log_params(params_to_log(params, parquet))
-                if run.is_tracked and run.switches.log_datasets:
+                if run is not None:
+                    run.check_begun()
+                    run.log_params(params_to_log(params, parquet))
                     run.log_dataset(describe_dataset(params, parquet, rows.source))
                 listener = FitListener(run, progress, (lambda: None) if lease is None else lease.check)
                 communication = None
@@ -137,11 +137,14 @@ def fit_on_rows(
                         f"All {params.getEpochs()} epochs are done: {params.getCheckpointDir()} has the model"
                     )
                 summary = TrainingSummary(
-                    history=finished.history, model_epoch=finished.model_epoch, run_id=run.run_id
+                    history=finished.history,
+                    model_epoch=finished.model_epoch,
+                    run_id=None if run is None else run.run_id,
                 )
                 if params.getShowProgress() and params.getBestMetric() is not None:
                     progress.print(describe_values(summary))
-                progress.status("Logging the model to MLflow" if run.is_tracked else "")
+                if run is not None:
+                    progress.status("Logging the model to MLflow")
                 model = make_model(SavedModel(finished.module, inputs.signature), summary)
                 log_outcome(
                     run,
@@ -153,7 +156,7 @@ def fit_on_rows(
                     folder=Path(folder),
                     checkpoints=params.getCheckpointDir(),
                 )
-            return model._logged_as(run.run_id, run.model_uri)
+            return model if run is None else model._logged_as(run.run_id, run.model_uri)
 
 
 def _threads_of_ranks(params: _TorchEstimatorParams, spark: SparkSession) -> int | None:
@@ -182,7 +185,7 @@ def _train(
     parquet: ParquetDataset,
     weights: str,
     listener: FitListener,
-    tracking: FitRun,
+    tracking: FitRun | None,
     lease: SoleLease | None,
 ) -> tuple[FinishedFit, WorldReport | None]:
     stored, num_threads = store_spec(spec, weights), _threads_of_ranks(params, spark)
@@ -198,7 +201,7 @@ def _train(
                 fit_on_rank,
                 has_gpu=params.getGpusPerWorker() > 0,
                 reports_progress=params.getHangTimeoutSeconds() is not None,
-                reports_load=tracking.is_tracked,
+                reports_load=tracking is not None,
                 # Ranks that were wrongly considered lost cannot write any more.
                 lease=next(lease_names) if elastic is None else "",
                 planned_ranks=None if params.getGlobalBatchSize() is None else params.getNumWorkers(),
@@ -302,8 +305,7 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
             return index, self._estimators[index]._fit_rows(self._df, self._rows[index], nested)
         except BaseException:
             if self._group is not None:
-                self._group.note_failure()
-                self._group.close()
+                self._group.close("FAILED")
             raise
 
     def next(self) -> tuple[int, M]:

@@ -92,7 +92,12 @@ class ProgressLine:
         if event.get("kind") == "step":
             self._step(event)
         elif event.get("kind") == "resumed":
-            self.print(_resumed(event["epoch"], event["epochs"], event["step"]))
+            epoch, epochs, step = event["epoch"], event["epochs"], event["step"]
+            if epoch > epochs:
+                self.print(f"the checkpoint has all {epochs} epochs done")
+            else:
+                after = f" after step {step}" if step else ""
+                self.print(f"continuing from a checkpoint: epoch {epoch}/{epochs}{after}")
         elif event.get("kind") == "epoch":
             text = (
                 f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
@@ -104,7 +109,7 @@ class ProgressLine:
 
     def status(self, text: str) -> None:
         """Show the current phase of the fit, before and after the steps."""
-        if not self._is_shown or not text:
+        if not self._is_shown:
             return
         if self._is_terminal or self._bar is not None:
             self._move(text)
@@ -148,12 +153,6 @@ class ProgressLine:
         self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
         self._stream.flush()
         self._is_open = True
-
-
-def _resumed(epoch: int, epochs: int, step: int) -> str:
-    if epoch > epochs:
-        return f"the checkpoint has all {epochs} epochs done"
-    return f"continuing from a checkpoint: epoch {epoch}/{epochs}" + (f" after step {step}" if step else "")
 
 
 def _columns(stream: TextIO) -> int:
@@ -201,7 +200,7 @@ class FitListener:
     the later value, which is the value of the returned model. Durations and rates are logged only the first time.
 
     Args:
-        run: MLflow run of the fit.
+        run: MLflow run of the fit; None if the fit is not tracked.
         progress: progress line of the fit.
         check: function that is called at each event; an exception that it raises ends the fit.
 
@@ -211,7 +210,7 @@ class FitListener:
             lost and how often the same ranks have met again until then; and the seconds since the first one began.
     """
 
-    def __init__(self, run: FitRun, progress: ProgressLine, check: Callable[[], object]) -> None:
+    def __init__(self, run: FitRun | None, progress: ProgressLine, check: Callable[[], object]) -> None:
         self._run, self._check = run, check
         self._tracked: dict[int, dict[str, float]] = {}
         self._sampler = StepSampler()
@@ -230,14 +229,16 @@ class FitListener:
         if kind in ("epoch", "restored"):
             self.track(event)
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
-            self._track_step(event)
+            step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
+            values = {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}
+            self._log_metrics(step, values)
         elif kind == "system":
             self._track_host(event["metrics"])
         elif kind == "world":
             self._track_world(event)
         elif kind == "straggler":
             self._num_stragglers += 1
-            self._run.log_metrics(
+            self._log_metrics(
                 self._num_stragglers, {f"stragglers/rank_{event['slow_rank']}": float(event["ratio"])}
             )
 
@@ -248,16 +249,20 @@ class FitListener:
         logged = self._tracked.get(epoch)
         if logged is None:
             known = {name: float(record[name]) for name in EPOCH_METRICS if record[name] is not None}
-            self._tell(epoch, {**known, **record["metrics"]})
-        elif others := {
-            name: value for name, value in learned.items() if not _is_same(value, logged.get(name))
-        }:
-            self._tell(epoch, others)
+            new = {**known, **record["metrics"]}
+        else:
+            new = {
+                name: value
+                for name, value in learned.items()
+                if value != logged.get(name) and not (math.isnan(value) and math.isnan(logged.get(name, 0)))
+            }
+        if new and self._run is not None and epoch % self._run.switches.every_n_iter == 0:
+            self._run.log_metrics(epoch, new)
         self._tracked[epoch] = learned
 
-    def _tell(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        if epoch % max(1, self._run.switches.every_n_iter) == 0:
-            self._run.log_metrics(epoch, metrics)
+    def _log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._run is not None:
+            self._run.log_metrics(step, metrics)
 
     def _track_host(self, metrics: Mapping[str, float]) -> None:
         """Log a sample of a host, numbered over the whole fit; the ranks' own numbers begin again after a restart.
@@ -266,7 +271,7 @@ class FitListener:
         """
         host = next(iter(metrics), "").rpartition("/")[0]
         number = self._num_samples[host] = self._num_samples.get(host, 0) + 1
-        self._run.log_metrics(number, metrics)
+        self._log_metrics(number, metrics)
 
     def _track_world(self, event: Mapping[str, Any]) -> None:
         if not self.worlds:
@@ -274,18 +279,8 @@ class FitListener:
         counts = {name: event[name] for name in ("ranks", "losses", "retries")}
         after_s = round(time.monotonic() - self._first_world_at, 3)
         self.worlds.append({"number": event["number"], "after_s": after_s, **counts})
-        self._run.log_metrics(event["number"], {f"elastic/{name}": count for name, count in counts.items()})
-
-    def _track_step(self, event: Mapping[str, Any]) -> None:
-        step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
-        self._run.log_metrics(
-            step, {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}
-        )
+        self._log_metrics(event["number"], {f"elastic/{name}": count for name, count in counts.items()})
 
     def log(self, rank: int, line: str) -> None:
         """Show a line that a rank has printed."""
         self.progress.print(f"[rank {rank}] {line}")
-
-
-def _is_same(value: float, logged: float | None) -> bool:
-    return value == logged or (logged is not None and math.isnan(value) and math.isnan(logged))

@@ -18,7 +18,6 @@ import numpy as np
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import modules_needed
 from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
 from sparkdl.tracking import (
@@ -30,7 +29,6 @@ from sparkdl.tracking import (
     RunGroup,
     TrackingMode,
     is_tracking,
-    open_group,
     open_run,
     without_credentials,
 )
@@ -160,15 +158,14 @@ def group_of_fits(params: _TorchEstimatorParams, name: str) -> RunGroup | None:
 
     It is the active run of MLflow on this thread, or a new run with this name.
     """
-    return open_group(
-        cast("TrackingMode", params.getTracking()),
-        lambda: UnsentRuns(params.getStore()),
-        experiment=params.getExperiment(),
-        name=name,
-    )
+    if not is_tracking(cast("TrackingMode", params.getTracking())):
+        return None
+    return RunGroup(params.getStore(), experiment=params.getExperiment(), name=name)
 
 
-def run_of_fit(params: _TorchEstimatorParams, nested: NestedRun | None) -> AbstractContextManager[FitRun]:
+def run_of_fit(
+    params: _TorchEstimatorParams, nested: NestedRun | None
+) -> AbstractContextManager[FitRun | None]:
     """Open the MLflow run of a fit according to its Params; None for a fit that is not one of several.
 
     A fit that continues from checkpoints continues their run.
@@ -176,7 +173,7 @@ def run_of_fit(params: _TorchEstimatorParams, nested: NestedRun | None) -> Abstr
     mode, checkpoints = cast("TrackingMode", params.getTracking()), params.getCheckpointDir()
     return open_run(
         mode,
-        shelf=lambda: UnsentRuns(params.getStore()),
+        store=params.getStore(),
         experiment=params.getExperiment(),
         run_name=params.getRunName(),
         tags={} if nested is None else {"sparkdl.param_map": str(nested.index)},
@@ -257,7 +254,7 @@ def log_picture(run: FitRun, model: TorchModel) -> None:
 
 
 def log_outcome(
-    run: FitRun,
+    run: FitRun | None,
     params: _TorchEstimatorParams,
     model: TorchModel,
     communication: WorldReport | None,
@@ -270,7 +267,7 @@ def log_outcome(
     """Log the results of a fit, and wait until they are sent; an error is logged as a warning.
 
     Args:
-        run: MLflow run of the fit.
+        run: MLflow run of the fit; None if the fit is not tracked.
         params: Params of the fit.
         model: model of the fit.
         communication: communication report of the ranks; None if the fit did not train.
@@ -279,7 +276,7 @@ def log_outcome(
         folder: local folder that exists until the run is closed.
         checkpoints: URL of the checkpoints; None for no checkpointDir.
     """
-    if not run.is_tracked:
+    if run is None:
         return
     try:
         log_values(run, model.summary, is_best=params.getBestMetric() is not None)

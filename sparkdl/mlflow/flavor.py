@@ -12,7 +12,7 @@ import importlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from sparkdl.foreign_errors import reading_from
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
-from sparkdl.tracking.start import INTEGRATION
+from sparkdl.tracking.start import store_switches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -277,9 +277,8 @@ def send_kept(
     """
     from sparkdl.data import Store
     from sparkdl.data.store.store import as_store
-    from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 
-    return send_kept_runs(UnsentRuns(Store.default() if store is None else as_store(store)), tracking_uri)
+    return send_kept_runs(Store.default() if store is None else as_store(store), tracking_uri)
 
 
 def autolog(
@@ -321,7 +320,7 @@ def autolog(
     if every_n_iter < 1:
         raise ParamError(f"every_n_iter is {every_n_iter}. Give a number of epochs, 1 or more.")
     check_registration(registered_model_name, None)
-    _integrated()(
+    store_switches(
         log_models=log_models,
         log_input_examples=log_input_examples,
         log_model_signatures=log_model_signatures,
@@ -334,27 +333,3 @@ def autolog(
         registered_model_name=registered_model_name,
         extra_tags=extra_tags,
     )
-
-
-def _integrated() -> Callable[..., None]:
-    """Return the function that stores the arguments in MLflow, and applies those that concern MLflow itself."""
-    from mlflow.utils.autologging_utils import autologging_integration
-
-    integrated: Callable[..., None] = autologging_integration(INTEGRATION)(_note)
-    return integrated
-
-
-def _note(
-    log_models: bool = True,
-    log_input_examples: bool = True,
-    log_model_signatures: bool = True,
-    log_datasets: bool = True,
-    disable: bool = False,
-    exclusive: bool = False,
-    disable_for_unsupported_versions: bool = False,
-    silent: bool = False,
-    every_n_iter: int = 1,
-    registered_model_name: str | None = None,
-    extra_tags: Mapping[str, str] | None = None,
-) -> None:
-    """Do nothing: MLflow stores the arguments, and fits read them from there."""

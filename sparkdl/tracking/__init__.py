@@ -8,10 +8,10 @@ Fits use mlflow only through this package, which imports mlflow when a run is op
 
 from __future__ import annotations
 
-from sparkdl.tracking.kept_runs import SentRun, Shelf, send_kept_runs
+from sparkdl.tracking.kept_runs import SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
 from sparkdl.tracking.model_code import models_with_code
-from sparkdl.tracking.run import FitRun, RunGroup, TrackingMode, is_tracking, open_group, open_run
+from sparkdl.tracking.run import FitRun, RunGroup, TrackingMode, is_tracking, open_run
 from sparkdl.tracking.start import use_tracking_uri, without_credentials
 
 __all__ = [
@@ -22,11 +22,9 @@ __all__ = [
     "Registration",
     "RunGroup",
     "SentRun",
-    "Shelf",
     "TrackingMode",
     "is_tracking",
     "models_with_code",
-    "open_group",
     "open_run",
     "send_kept_runs",
     "use_tracking_uri",

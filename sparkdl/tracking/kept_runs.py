@@ -1,7 +1,7 @@
 """Folders with the unsent messages of a run, which can be sent later.
 
 A folder contains the folders of models and checkpoints, and ``run.json``, which is written last: a folder without it is
-incomplete, and is never read. A :class:`Shelf` stores the folders, as this package does not depend on Stores.
+incomplete, and is never read. The folders are in the folder ``unsent-runs`` of a Store.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
-from sparkdl.tracking.sender import Logged, Message, deliver, is_refusal, is_worth_keeping
+from sparkdl.foreign_errors import store_error
+from sparkdl.tracking.sender import Logged, Message, MessageRefusedError, deliver
 from sparkdl.tracking.start import (
     BegunRun,
     RunStart,
@@ -31,31 +34,94 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
+    from sparkdl.data import Store
+
 FORMAT = 1
 """Number of the format of ``run.json``. Formats with lower numbers remain readable."""
 
 RUN_FILE = "run.json"
+FOLDER = "unsent-runs"
 
 _logger = logging.getLogger(__name__)
 
 
-class Shelf(Protocol):
-    """Stores the folders of kept runs."""
+class UnsentRuns:
+    """Folders of unsent runs in a Store, beside its datasets."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._location = store.location
+        self._path = f"{self._location.path}/{FOLDER}"
 
     def put(self, name: str, folders: Mapping[str, Path], files: Mapping[str, bytes]) -> str:
-        """Copy local folders and then write files into a folder, and return its URL; each file appears as a whole."""
+        """Copy local folders and then files into a folder of the Store, and return its URL.
+
+        Raises:
+            StoreError: if the Store cannot be written.
+        """
+        url = f"{self._store.url}/{FOLDER}/{name}"
+        try:
+            there = open_location(url)
+            there.make_folder()
+            for file, folder in folders.items():
+                open_location(f"{url}/{file}").put_folder(folder)
+            for file, content in files.items():
+                there.write_whole(file, content, writer=uuid.uuid4().hex[:8])
+        except Exception as error:
+            raise self._store.cannot_be_written(error) from error
+        return url
 
     def names(self) -> list[str]:
-        """Return the names of all folders, the oldest first."""
+        """Return the names of the folders, the oldest first.
+
+        Raises:
+            StoreError: if the Store cannot be read.
+        """
+        filesystem = self._location.filesystem
+        try:
+            filesystem.invalidate_cache()
+            if not filesystem.exists(self._path):
+                return []
+            return sorted(Path(path).name for path in filesystem.ls(self._path, detail=False))
+        except Exception as error:
+            raise store_error(f"{self._path} cannot be listed", error) from error
 
     def holds(self, name: str, file: str) -> bool:
-        """Return whether a folder has a file."""
+        """Return whether a folder has a file.
+
+        Raises:
+            StoreError: if the Store cannot be read.
+        """
+        try:
+            return bool(self._location.filesystem.exists(f"{self._path}/{name}/{file}"))
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be read", error) from error
 
     def get(self, name: str, into: Path) -> None:
-        """Copy a folder into a local folder."""
+        """Copy a folder into an existing local folder.
+
+        Raises:
+            StoreError: if the folder cannot be read.
+        """
+        try:
+            open_location(f"{self._store.url}/{FOLDER}/{name}").fetch_folder(into)
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be read", error) from error
 
     def remove(self, name: str) -> None:
-        """Remove a folder."""
+        """Remove a folder; with the last one also its parent folder.
+
+        Raises:
+            StoreError: if the folder cannot be removed.
+        """
+        filesystem = self._location.filesystem
+        try:
+            filesystem.rm(f"{self._path}/{name}", recursive=True)
+            filesystem.invalidate_cache()
+            if filesystem.exists(self._path) and not filesystem.ls(self._path, detail=False):
+                filesystem.rm(self._path, recursive=True)
+        except Exception as error:
+            raise store_error(f"{self._path}/{name} cannot be removed", error) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +143,12 @@ class KeptRun:
     model_uri: str | None = None
 
 
-def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
+def keep_run(kept: KeptRun, store: Store, *, part: int) -> str:
     """Store the unsent messages of a run, and return the URL of the folder.
 
     Args:
         kept: the run and its messages.
-        shelf: shelf on which to store them.
+        store: Store in which to keep them.
         part: number of this part among the kept parts of the run, which are sent in the order of their numbers.
 
     Raises:
@@ -103,7 +169,7 @@ def keep_run(kept: KeptRun, shelf: Shelf, *, part: int = 0) -> str:
         "model_uri": kept.model_uri,
     }
     name = f"{kept.start.start_time:015}-{kept.start.key[:12]}-{part:04}"
-    return shelf.put(name, folders, {RUN_FILE: json.dumps(content).encode()})
+    return UnsentRuns(store).put(name, folders, {RUN_FILE: json.dumps(content).encode()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,28 +187,28 @@ class SentRun:
     error: str | None = None
 
 
-def send_kept_runs(shelf: Shelf, tracking_uri: str | None = None) -> list[SentRun]:
-    """Send all kept runs, the oldest first; remove those that are sent, and keep the others.
+def send_kept_runs(store: Store, tracking_uri: str | None = None) -> list[SentRun]:
+    """Send all kept runs of a Store, the oldest first; remove those that are sent, and keep the others.
 
     Folders without ``run.json`` are left alone: a driver is writing them, or died while it did.
 
     Args:
-        shelf: shelf with the kept runs.
+        store: Store with the kept runs.
         tracking_uri: URI of the server to send to; None for the servers of the fits.
 
     Raises:
-        StoreError: if the shelf cannot be read or written.
+        StoreError: if the Store cannot be read or written.
     """
-    sent = []
-    for name in shelf.names():
-        if not shelf.holds(name, RUN_FILE):
+    sent, runs = [], UnsentRuns(store)
+    for name in runs.names():
+        if not runs.holds(name, RUN_FILE):
             _logger.info("%s has no %s: it is being written, or its driver died meanwhile.", name, RUN_FILE)
             continue
         with tempfile.TemporaryDirectory(prefix="sparkdl-kept-") as folder:
-            shelf.get(name, Path(folder))
+            runs.get(name, Path(folder))
             one = _send_folder(name, Path(folder), tracking_uri)
         if one.error is None:
-            shelf.remove(name)
+            runs.remove(name)
         sent.append(one)
     return sent
 
@@ -167,21 +233,17 @@ def _send(kept: KeptRun) -> SentRun:
         with reporting_to(uri):  # the functions that find MLflow's active experiment take no client
             run = kept.run or begin_run(client, kept.start, _parent(client, kept.start))
         run_id = run.run_id
-        logged: Logged | None = {} if run.is_continued else None
+        logged: Logged = {}
         for message in kept.messages:
-            if message.kind == "end" and run.is_joined:
-                continue
             if message.kind == "registration" and model_uri is None:
                 continue  # the model was refused
             try:
-                model_uri = deliver(client, run_id, message, model_uri, logged) or model_uri
-            except Exception as error:
-                if not is_refusal(error):
-                    raise
-                said = without_credentials(str(error))
+                model_uri = deliver(client, run, message, model_uri, logged) or model_uri
+            except MessageRefusedError as error:
+                said = without_credentials(str(error.__cause__))
                 _logger.warning("MLflow refuses %s of the kept run %s: %s", message.kind, run_id, said)
-                if is_worth_keeping(message, error):
-                    refusal = f"{type(error).__name__}: {said}"
+                if error.may_be_granted:
+                    refusal = f"{type(error.__cause__).__name__}: {said}"
     except Exception as error:
         said = f"{type(error).__name__}: {without_credentials(str(error))}"
         _logger.warning("A kept run could not be sent, and is still kept: %s", said)

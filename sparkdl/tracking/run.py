@@ -9,6 +9,7 @@ A :class:`RunGroup` is the run under which the runs of several Param maps are ne
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import logging
 import math
@@ -20,21 +21,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.errors import ParamError
-from sparkdl.tracking.kept_runs import KeptRun, Shelf, keep_run
+from sparkdl.tracking.kept_runs import KeptRun, keep_run
 from sparkdl.tracking.logged_model import Registration
 from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
 from sparkdl.tracking.model_code import current_code
 from sparkdl.tracking.sender import (
+    FINAL_REFUSALS,
     MAX_METRICS_PER_MESSAGE,
     Logged,
     Message,
     MessageRefusedError,
     Sender,
     deliver,
-    file_message,
-    is_final_refusal,
-    is_refusal,
-    is_worth_keeping,
 )
 from sparkdl.tracking.start import (
     BegunRun,
@@ -50,8 +48,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from mlflow.entities import Run
+
+    from sparkdl.data import Store
     from sparkdl.tracking.logged_model import LoggedDataset, LoggedModelSpec
-    from sparkdl.tracking.start import GroupOfRuns
 
 
 BYTES_PER_S = 1 << 20
@@ -68,77 +68,45 @@ _logger = logging.getLogger(__name__)
 
 
 class FitRun:
-    """The run of a fit that is not tracked: nothing is logged. :class:`MlflowRun` is the run of one that is.
+    """The MLflow run of a fit, with the thread that sends its messages.
 
     Attributes:
-        is_tracked: whether anything is logged.
         switches: options of :func:`sparkdl.autolog`.
-        run_id: MLflow's id of the run; None without tracking, or as long as the run is not opened on the server.
+        run_id: MLflow's id of the run; None as long as the run is not opened on the server.
         model_uri: URI of the logged model; None if the server has not accepted one.
+        is_answered: set when the run is opened on the server, or the server has refused to open it.
+        refusal: MLflow's exception if the server has refused to open the run.
     """
-
-    is_tracked = False
-    switches = Switches()
-    run_id: str | None = None
-    model_uri: str | None = None
-
-    def check_begun(self) -> None:
-        """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
-
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Log Params, with values cut to MLflow's maximal length."""
-
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics, except those that are not finite."""
-
-    def log_file(self, path: str, content: bytes) -> None:
-        """Write a small file into the artifacts of the run."""
-
-    def log_folder(self, path: str, folder: Path) -> None:
-        """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
-
-    def log_dataset(self, dataset: LoggedDataset) -> None:
-        """Log the dataset of the fit as an input of the run."""
-
-    def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
-        """Log a saved model; files are written below a local folder, which must exist until the run is closed."""
-
-    def flush(self) -> None:
-        """Wait until all messages are sent, for at most the time that a fit waits; only this waits for the server."""
-
-
-class MlflowRun(FitRun):
-    """A run of MLflow, with the thread that sends its messages."""
-
-    is_tracked = True
 
     def __init__(
         self,
-        shelf: Callable[[], Shelf],
+        store: Store,
         *,
         experiment: str | None,
         run_name: str | None,
-        tags: Mapping[str, str],
-        group: GroupOfRuns | None,
         wait_s: float,
+        tags: Mapping[str, str] | None = None,
+        group: RunGroup | None = None,
         key: str | None = None,
     ) -> None:
         import mlflow
 
         self.switches = current_switches()
-        self._shelf, self._group = shelf, group
+        self.run_id: str | None = None
+        self.model_uri: str | None = None
+        self._store, self._group = store, group
         self._warn: Callable[..., None] = _logger.debug if self.switches.silent else _logger.warning
         self._tracking_uri = mlflow.get_tracking_uri()
         self.is_answered = threading.Event()
-        """Set when the run is opened on the server, or the server has refused to open it."""
         self.refusal: Exception | None = None
         self._begun: BegunRun | None = None
         self.start = describe_start(
             experiment=experiment,
             run_name=run_name,
-            tags={**tags, **(self.switches.extra_tags or {})},
-            exclusive=self.switches.exclusive,
-            group=group,
+            tags={**(tags or {}), **(self.switches.extra_tags or {})},
+            active=_active_run(self.switches) if group is None else group.active,
+            may_join=group is None,
+            parent_key=None if group is None else group.key,
             key=key,
         )
         self._logged: Logged = {}
@@ -149,19 +117,23 @@ class MlflowRun(FitRun):
         self._dataset: LoggedDataset | None = None
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
-        # An empty message, so that the run is opened at once.
-        self._sender.put(Message(kind="tags", content={"tags": {}}))
+        self._sender.put(Message(kind="begin"))
 
     def check_begun(self) -> None:
         """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
         if self.start.active is not None:
             self.is_answered.wait(_WAIT_FOR_ANSWER_S)
         if self.refusal is not None:
-            raise ParamError(f"MLflow refuses the run of this fit: {_told(self.refusal)}") from self.refusal
+            said = without_credentials(str(self.refusal))
+            raise ParamError(f"MLflow refuses the run of this fit: {said}") from self.refusal
 
     def log_params(self, params: Mapping[str, object]) -> None:
         """Log Params, with values cut to MLflow's maximal length."""
-        cut = {name: _cut(str(value)) for name, value in params.items()}
+        cut = {}
+        for name, value in params.items():
+            text = str(value)
+            is_long = len(text) > _MAX_PARAM_VALUE_LENGTH
+            cut[name] = text[: _MAX_PARAM_VALUE_LENGTH - 3] + "..." if is_long else text
         self._sender.put(Message(kind="params", content={"params": cut}))
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -174,12 +146,12 @@ class MlflowRun(FitRun):
 
     def log_file(self, path: str, content: bytes) -> None:
         """Write a small file into the artifacts of the run."""
-        self._sender.put(file_message(path, content))
+        encoded = {"path": path, "base64": base64.b64encode(content).decode()}
+        self._sender.put(Message(kind="file", content=encoded))
 
     def log_folder(self, path: str, folder: Path) -> None:
-        """Copy a local folder into the artifacts of the run."""
-        self._wait_s += _bytes_in(folder) / BYTES_PER_S
-        self._sender.put(Message(kind="folder", content={"path": path}, folder=folder))
+        """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
+        self._put_folder(Message(kind="folder", content={"path": path}, folder=folder), folder)
 
     def log_dataset(self, dataset: LoggedDataset) -> None:
         """Log the dataset of the fit as an input of the run."""
@@ -189,7 +161,7 @@ class MlflowRun(FitRun):
             self._sender.put(Message(kind="dataset", content=content))
 
     def log_model(self, model: LoggedModelSpec, folder: Path, registration: Registration | None) -> None:
-        """Write an MLflow model below a local folder, and log it."""
+        """Write an MLflow model below a local folder, which must exist until the run is closed, and log it."""
         if not self.switches.log_models:
             return
         options = FlavorOptions(
@@ -201,21 +173,26 @@ class MlflowRun(FitRun):
             registration = Registration(name=self.switches.registered_model_name)
         there = folder / "mlflow_model"
         save_flavor(model, there, options)
-        self._wait_s += _bytes_in(there) / BYTES_PER_S
         content: dict[str, Any] = {"key": uuid.uuid4().hex, "values": values_of(model, self._dataset)}
-        self._sender.put(Message(kind="model", content=content, folder=there))
+        self._put_folder(Message(kind="model", content=content, folder=there), there)
         if registration is not None:
             content = {"registration": asdict(registration)}
             self._sender.put(Message(kind="registration", content=content))
 
+    def _put_folder(self, message: Message, folder: Path) -> None:
+        num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self._wait_s += num_bytes / BYTES_PER_S
+        self._sender.put(message)
+
     def flush(self) -> None:
-        """Wait until all messages are sent, for at most the time that a fit waits."""
+        """Wait until all messages are sent, for at most the time that a fit waits; only this waits for the server."""
         self._is_abandoned = not self._wait(self._wait_s)
 
     def close(self, status: str) -> None:
         """End the run, and keep the messages that were not sent."""
         if self.refusal is not None:
-            self._warn("Nothing of this fit is logged, as MLflow refuses its run: %s", _told(self.refusal))
+            said = without_credentials(str(self.refusal))
+            self._warn("Nothing of this fit is logged, as MLflow refuses its run: %s", said)
         end = {"status": status, "end_time": int(time.time() * 1000)}
         self._sender.put(Message(kind="end", content=end))
         wait_s = min(self._wait_s, _WAIT_AFTER_INTERRUPT_S) if status == "KILLED" else self._wait_s
@@ -248,28 +225,23 @@ class MlflowRun(FitRun):
                     client = mlflow.MlflowClient(self._tracking_uri)
                     self._begun = begin_run(client, self.start, parent_id)
             except MlflowException as error:
-                if not is_final_refusal(error):
+                if error.error_code not in FINAL_REFUSALS:
                     raise
                 self.refusal = error
                 self.is_answered.set()
                 return
             self.run_id = self._begun.run_id
             self.is_answered.set()
-        if message.kind == "end" and self._begun.is_joined:
-            return
         if message.kind == "registration" and self.model_uri is None:
             self._refused.append(message)  # the model was refused, too
             return
         client = mlflow.MlflowClient(self._tracking_uri)
         try:
-            logged = self._logged if self._begun.is_continued else None
-            uri = deliver(client, self._begun.run_id, message, self.model_uri, logged)
+            uri = deliver(client, self._begun, message, self.model_uri, self._logged)
             self.model_uri = uri or self.model_uri
-        except MlflowException as error:
-            if is_refusal(error):
-                if is_worth_keeping(message, error):
-                    self._refused.append(message)
-                raise MessageRefusedError from error
+        except MessageRefusedError as error:
+            if error.may_be_granted:
+                self._refused.append(message)
             raise
 
     def _keep(self, messages: list[Message]) -> None:
@@ -282,7 +254,7 @@ class MlflowRun(FitRun):
         )
         why = "" if self._sender.last_error is None else f" ({type(self._sender.last_error).__name__})"
         try:
-            place = keep_run(kept, self._shelf(), part=self._num_kept)
+            place = keep_run(kept, self._store, part=self._num_kept)
         except Exception as error:
             self._warn(
                 "Not everything of this fit could be logged to MLflow%s, and keeping the rest failed, too: %s. The "
@@ -301,16 +273,10 @@ class MlflowRun(FitRun):
         )
 
 
-def _told(error: Exception) -> str:
-    return without_credentials(str(error))
+def _active_run(switches: Switches) -> Run | None:
+    import mlflow
 
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _cut(value: str) -> str:
-    return value if len(value) <= _MAX_PARAM_VALUE_LENGTH else value[: _MAX_PARAM_VALUE_LENGTH - 3] + "..."
+    return None if switches.exclusive else mlflow.active_run()
 
 
 TrackingMode = Literal["auto", "on", "off"]
@@ -340,15 +306,15 @@ def is_tracking(mode: TrackingMode) -> bool:
 def open_run(
     mode: TrackingMode,
     *,
-    shelf: Callable[[], Shelf],
+    store: Store,
     experiment: str | None = None,
     run_name: str | None = None,
     tags: Mapping[str, str] | None = None,
-    group: GroupOfRuns | None = None,
+    group: RunGroup | None = None,
     wait_s: float = WAIT_S,
     key: str | None = None,
-) -> Iterator[FitRun]:
-    """Open the run of a fit, or join the active run; end the run when the fit ends.
+) -> Iterator[FitRun | None]:
+    """Open the run of a fit, or join the active run; end the run when the fit ends. None if the fit is not tracked.
 
     A run that was active before stays open. If it already holds another fit, the fit gets a nested run.
     If MLflow has no tracking URI (no ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks), it is set to
@@ -356,7 +322,7 @@ def open_run(
 
     Args:
         mode: ``"on"``, ``"off"``, or ``"auto"``: on if mlflow is installed and autolog is not disabled.
-        shelf: function that makes the shelf for messages that cannot be sent.
+        store: Store that keeps the messages that cannot be sent.
         experiment: name of the experiment, which is created if missing; None for MLflow's active experiment.
         run_name: name of a new run; MLflow generates one if None.
         tags: tags of a new run.
@@ -369,11 +335,11 @@ def open_run(
         ParamError: if the mode is ``"on"`` and mlflow is not installed.
     """
     if not is_tracking(mode):
-        yield FitRun()
+        yield None
         return
     choose_store()
-    run = MlflowRun(
-        shelf, experiment=experiment, run_name=run_name, tags=tags or {}, group=group, wait_s=wait_s, key=key
+    run = FitRun(
+        store, experiment=experiment, run_name=run_name, wait_s=wait_s, tags=tags, group=group, key=key
     )
     status = "FAILED"
     try:
@@ -399,19 +365,15 @@ class RunGroup:
     """
 
     def __init__(
-        self, shelf: Callable[[], Shelf], *, experiment: str | None, name: str, wait_s: float = _WAIT_AT_END_S
+        self, store: Store, *, experiment: str | None, name: str, wait_s: float = _WAIT_AT_END_S
     ) -> None:
-        import mlflow
-
         choose_store()
-        self.active: Any = None if current_switches().exclusive else mlflow.active_run()
-        self._run: MlflowRun | None = None
+        self.active = _active_run(current_switches())
+        self._run: FitRun | None = None
         if self.active is None:
-            self._run = MlflowRun(
-                shelf, experiment=experiment, run_name=name, tags={}, group=None, wait_s=wait_s
-            )
-        self.key = None if self._run is None else self._run.start.key
-        self._has_failed = self._is_closed = False
+            self._run = FitRun(store, experiment=experiment, run_name=name, wait_s=wait_s)
+        self.key: str | None = None if self._run is None else self._run.start.key
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def parent_id(self) -> str:
@@ -420,8 +382,9 @@ class RunGroup:
         Raises:
             TimeoutError: if the run was not opened on the server in time.
         """
-        if self._run is None:
+        if self.active is not None:
             return str(self.active.info.run_id)
+        assert self._run is not None, "opened as no run of the user is active"
         if not self._run.is_answered.wait(_WAIT_FOR_PARENT_S):
             raise TimeoutError("the run under which this one is nested could not be opened")
         if self._run.refusal is not None:
@@ -429,24 +392,9 @@ class RunGroup:
         assert self._run.run_id is not None
         return self._run.run_id
 
-    def note_failure(self) -> None:
-        """Make the new run end with the status ``FAILED``."""
-        self._has_failed = True
-
-    def close(self) -> None:
-        """End the new run; may be called again."""
+    def close(self, status: str = "FINISHED") -> None:
+        """End the new run with a status; may be called again."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if self._run is not None and not was_closed:
-            self._run.close("FAILED" if self._has_failed else "FINISHED")
-
-
-def open_group(
-    mode: TrackingMode, shelf: Callable[[], Shelf], *, experiment: str | None, name: str
-) -> RunGroup | None:
-    """Open a group of runs; return None if fits are not tracked.
-
-    Raises:
-        ParamError: if the mode is ``"on"`` and mlflow is not installed.
-    """
-    return RunGroup(shelf, experiment=experiment, name=name) if is_tracking(mode) else None
+            self._run.close(status)

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
+    from sparkdl.tracking.start import BegunRun
+
 
 _logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal[
-    "params", "metrics", "tags", "dataset", "file", "folder", "model", "registration", "end"
+    "begin", "params", "metrics", "dataset", "file", "folder", "model", "registration", "end"
 ]
 
 MAX_METRICS_PER_MESSAGE = 1000
@@ -37,8 +39,10 @@ MAX_METRICS_PER_MESSAGE = 1000
 
 _MAX_PARAMS_PER_BATCH = 100
 # BAD_REQUEST is not among them, as MLflow also returns it if its database is gone.
-_FINAL_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"})
-_REFUSALS = _FINAL_REFUSALS | {
+FINAL_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"})
+"""Codes of the errors with which the server will always refuse a message, whatever its users may do."""
+
+_REFUSALS = FINAL_REFUSALS | {
     "FEATURE_DISABLED",
     "PERMISSION_DENIED",
     "RESOURCE_DOES_NOT_EXIST",
@@ -51,7 +55,7 @@ class Message:
     """A request to MLflow about a run.
 
     Attributes:
-        kind: kind of the request.
+        kind: kind of the request; ``"begin"`` only has the run opened.
         content: arguments of the request, as JSON can hold them.
         folder: local folder to upload, with files or an MLflow model; None if there is none.
     """
@@ -73,24 +77,17 @@ def joined(first: Message, second: Message) -> Message | None:
     )
 
 
-def file_message(path: str, content: bytes) -> Message:
-    """Return the message that writes a small file to a path in the artifacts of the run."""
-    return Message(kind="file", content={"path": path, "base64": base64.b64encode(content).decode()})
+class MessageRefusedError(Exception):
+    """The server refuses a message, so that sending it again is useless; ``__cause__`` is MLflow's exception.
 
+    Attributes:
+        may_be_granted: whether the message is kept to be sent later: a model, or a registration that is not refused
+            for good.
+    """
 
-def is_refusal(error: Exception) -> bool:
-    """Return whether an error means that the server refuses the message, so that sending it again is useless."""
-    return getattr(error, "error_code", None) in _REFUSALS
-
-
-def is_final_refusal(error: Exception) -> bool:
-    """Return whether an error means that the server will always refuse the message, whatever its users may do."""
-    return getattr(error, "error_code", None) in _FINAL_REFUSALS
-
-
-def is_worth_keeping(message: Message, error: Exception) -> bool:
-    """Return whether a refused message is kept to be sent later: a model, or a registration that may be granted yet."""
-    return message.kind == "model" or (message.kind == "registration" and not is_final_refusal(error))
+    def __init__(self, *, may_be_granted: bool = False) -> None:
+        super().__init__()
+        self.may_be_granted = may_be_granted
 
 
 Logged: TypeAlias = dict[str, set[tuple[int, float]]]
@@ -98,33 +95,42 @@ Logged: TypeAlias = dict[str, set[tuple[int, float]]]
 
 
 def deliver(
-    client: MlflowClient,
-    run_id: str,
-    message: Message,
-    model_uri: str | None = None,
-    logged: Logged | None = None,
+    client: MlflowClient, run: BegunRun, message: Message, model_uri: str | None, logged: Logged
 ) -> str | None:
     """Send a message; return the URI of the logged model if the message was a model, else None.
 
     Args:
         client: client of the MLflow server.
-        run_id: id of the run.
+        run: the run.
         message: message to send.
         model_uri: URI of the logged model; needed for the registration of the model.
-        logged: metrics that the run already had, which are not logged again; a dict to which they are added, or None
-            for a new run.
+        logged: dict to which the metrics are added that a continued run already had; they are not logged again.
 
     Raises:
-        Exception: any exception of MLflow, if the server or its artifact store fails or refuses the message.
+        MessageRefusedError: if the server refuses the message.
+        Exception: any exception of MLflow, if the server or its artifact store fails.
     """
-    content = message.content
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _deliver(client, run, message, model_uri, logged)
+    except MlflowException as error:
+        if error.error_code not in _REFUSALS:
+            raise
+        is_final = error.error_code in FINAL_REFUSALS
+        raise MessageRefusedError(
+            may_be_granted=message.kind == "model" or (message.kind == "registration" and not is_final)
+        ) from error
+
+
+def _deliver(
+    client: MlflowClient, run: BegunRun, message: Message, model_uri: str | None, logged: Logged
+) -> str | None:
+    content, run_id = message.content, run.run_id
     if message.kind == "params":
         _log_params(client, run_id, content["params"])
     elif message.kind == "metrics":
-        _log_metrics(client, run_id, content["metrics"], logged)
-    elif message.kind == "tags":
-        for name, value in content["tags"].items():
-            client.set_tag(run_id, name, value)
+        _log_metrics(client, run_id, content["metrics"], logged if run.is_continued else None)
     elif message.kind == "dataset":
         _log_dataset(client, run_id, content)
     elif message.kind == "file":
@@ -143,7 +149,7 @@ def deliver(
 
         assert model_uri is not None, "a model is logged before it is registered"
         register(client, model_uri, Registration(**content["registration"]))
-    else:
+    elif message.kind == "end" and not run.is_joined:
         client.set_terminated(run_id, content["status"], end_time=content["end_time"])
     return None
 
@@ -210,10 +216,6 @@ MAX_WAITING = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
-class MessageRefusedError(Exception):
-    """The server refuses a message; ``__cause__`` is MLflow's exception."""
-
-
 class Sender:
     """Sends messages in order, from a thread.
 
@@ -269,12 +271,10 @@ class Sender:
             enough = self._num_failures + (1 if self._in_flight is None else 2)
             self._num_hurries += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_done or self._num_failures >= enough, timeout_s)
-            return self._is_done
-
-    @property
-    def _is_done(self) -> bool:
-        return not self._waiting and self._in_flight is None
+            self._changed.wait_for(
+                lambda: not (self._waiting or self._in_flight) or self._num_failures >= enough, timeout_s
+            )
+            return not (self._waiting or self._in_flight)
 
     def close(self) -> list[Message]:
         """Stop sending, and return the messages that were not sent, including the one that is being sent."""

@@ -14,6 +14,7 @@ the last call, as it does for its own integrations.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import threading
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 
 KEY_TAG = "sparkdl.run_key"
@@ -68,29 +70,15 @@ class RunStart:
     parent_key: str | None = None
 
 
-class GroupOfRuns(Protocol):
-    """Runs that are nested under one run.
-
-    Attributes:
-        active: the user's run under which they are nested; None if a run was opened for them.
-        key: key of the run that was opened for them; None if the user's run is used.
-    """
-
-    active: Any
-    key: str | None
-
-    def parent_id(self) -> str:
-        """Return the id of the run under which the runs are nested; may wait for the server."""
-
-
 def describe_start(
     *,
     experiment: str | None,
     run_name: str | None,
     tags: Mapping[str, str],
-    exclusive: bool,
-    group: GroupOfRuns | None = None,
-    key: str | None = None,
+    active: Run | None,
+    may_join: bool,
+    parent_key: str | None,
+    key: str | None,
 ) -> RunStart:
     """Describe a run that is opened on this thread.
 
@@ -98,18 +86,15 @@ def describe_start(
         experiment: name of the experiment; None for MLflow's active experiment. Ignored if a run is active.
         run_name: name of the run; MLflow generates one if None.
         tags: tags of the run, in addition to those that MLflow derives from the context.
-        exclusive: whether to ignore an active run.
-        group: group of runs to which the run belongs; None for none.
+        active: the user's run that the run joins, or under which it is nested; None for none.
+        may_join: whether the run may join that run.
+        parent_key: key of the run under which it is nested instead; None for none.
         key: key of the run that the fit continues, if the server still has it; None for a new one.
     """
-    import mlflow
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.tracking.fluent import _get_experiment_id
 
     key = key or uuid.uuid4().hex
-    active: Any = None if exclusive else mlflow.active_run()
-    if group is not None:
-        active = group.active
     experiment_id = None if active is None else active.info.experiment_id
     if experiment is None and experiment_id is None and "DATABRICKS_RUNTIME_VERSION" in os.environ:
         experiment_id = _get_experiment_id()  # the experiment of the notebook; other threads may not know it
@@ -121,8 +106,8 @@ def describe_start(
         tags={**resolve_tags(dict(tags)), KEY_TAG: key},
         start_time=int(time.time() * 1000),
         active=None if active is None else active.info.run_id,
-        may_join=group is None,
-        parent_key=None if group is None else group.key,
+        may_join=may_join,
+        parent_key=parent_key,
     )
 
 
@@ -283,7 +268,7 @@ def with_known_credentials(uri: str) -> str:
     return own if without_credentials(own) == uri else uri
 
 
-INTEGRATION = "sparkdl"
+_INTEGRATION = "sparkdl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,9 +288,20 @@ class Switches:
     extra_tags: Mapping[str, str] | None = field(default=None)
 
 
+def store_switches(**switches: Any) -> None:
+    """Store options of ``sparkdl.autolog`` in MLflow, which applies those that concern MLflow itself."""
+    from mlflow.utils.autologging_utils import autologging_integration
+
+    def stored(**_: Any) -> None:
+        """Do nothing: MLflow has stored the arguments."""
+
+    vars(stored)["__signature__"] = inspect.signature(Switches)  # MLflow takes the defaults from it
+    autologging_integration(_INTEGRATION)(stored)(**switches)
+
+
 def current_switches() -> Switches:
     """Return the options of the last call of ``sparkdl.autolog``; the defaults if it was not called."""
     from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
 
-    switches: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(INTEGRATION) or {}
+    switches: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(_INTEGRATION) or {}
     return Switches(**switches)

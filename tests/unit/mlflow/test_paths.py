@@ -16,12 +16,12 @@ from sparkdl.data import Store
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import SparkdlError
 from sparkdl.estimators import LanguageModelModel, TorchEstimator, TorchModel
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.estimators.ready_made.language import text_model
 from sparkdl.jobs.output import JobOutput
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import TokenNumbers
+from sparkdl.tracking.kept_runs import UnsentRuns
 from sparkdl.training.checkpoint.fit_manifest import fit_folder
 from tests.servers.s3_server import S3, s3, s3_endpoint
 from tests.unit.checkpoint.test_commits import keep, read

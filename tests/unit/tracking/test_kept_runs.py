@@ -16,7 +16,6 @@ from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.tracking import save_for_mlflow
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import Registration, register
 from sparkdl.tracking.mlflow_model import is_mlflow_2
@@ -39,15 +38,10 @@ def refused(name):
         yield
 
 
-def shelf_in(folder):
-    """A function that makes the shelf of a Store in a folder."""
-    return lambda: UnsentRuns(Store(folder / "store"))
-
-
 def fit(tracked, local, *, meanwhile=lambda: None):
     folder = tracked / local
     folder.mkdir()
-    with tracking.open_run("on", shelf=shelf_in(tracked), wait_s=60) as run:
+    with tracking.open_run("on", store=Store(tracked / "store"), wait_s=60) as run:
         meanwhile()
         model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
         run.log_model(save_for_mlflow(model, folder), folder, DIGITS)
@@ -105,7 +99,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
 
 def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog):
     mlflow.set_tracking_uri("http://me:secret@127.0.0.1:9")
-    with tracking.open_run("on", shelf=shelf_in(tracked), wait_s=0) as run:
+    with tracking.open_run("on", store=Store(tracked / "store"), wait_s=0) as run:
         run.log_params({"epochs": 3})
     (kept,) = tracked.glob("store/unsent-runs/*/run.json")
     assert "secret" not in kept.read_text() + caplog.text
@@ -122,8 +116,8 @@ def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog)
 
 def test_parent_of_a_kept_run_is_found_on_any_page_of_experiments(tracked, monkeypatch):
     mlflow.set_tracking_uri("http://127.0.0.1:9")
-    group = RunGroup(shelf_in(tracked), experiment="search", name="a search", wait_s=0)
-    with tracking.open_run("on", shelf=shelf_in(tracked), group=group, wait_s=0):
+    group = RunGroup(Store(tracked / "store"), experiment="search", name="a search", wait_s=0)
+    with tracking.open_run("on", store=Store(tracked / "store"), group=group, wait_s=0):
         pass
     group.close()
     unset_tracking_uri()

@@ -17,7 +17,6 @@ from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.tracking import save_for_mlflow
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import Registration, check_registration
 from sparkdl.tracking.mlflow_model import is_mlflow_2
@@ -30,7 +29,7 @@ REFUSED_NAMES = ["", "  ", "a/b", "a:b", "models:/a", ".", "..", "../a"]
 
 @pytest.fixture
 def open_run(tmp_path):
-    return partial(tracking.open_run, "on", shelf=lambda: UnsentRuns(Store(tmp_path / "store")))
+    return partial(tracking.open_run, "on", store=Store(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("alias", REFUSED_ALIASES)

@@ -20,7 +20,6 @@ from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel, TrainingSummary
 from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import pip_requirements
 from sparkdl.training.history import EpochRecord
@@ -32,7 +31,7 @@ ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")
 @pytest.fixture
 def open_run(tmp_path):
     """A function that opens runs, which keep what they cannot send in a Store."""
-    return partial(tracking.open_run, shelf=lambda: UnsentRuns(Store(tmp_path / "store")))
+    return partial(tracking.open_run, store=Store(tmp_path / "store"))
 
 
 def kept(tmp_path):
@@ -116,7 +115,7 @@ def test_run_of_a_continued_fit_is_continued_with_each_value_once_unless_it_was_
     run = mlflow.get_run(first.run_id)
     assert (run.info.status, run.data.params) == ("FINISHED", {"epochs": "2", "sparkdl.epochs": "3"})
 
-    group = tracking.open_group("on", open_run.keywords["shelf"], experiment=None, name="again")
+    group = tracking.RunGroup(open_run.keywords["store"], experiment=None, name="again")
     assert fit(0.5, group=group) == first.run_id
     group.close()
     parent = mlflow.get_run(first.run_id).data.tags["mlflow.parentRunId"]
@@ -191,8 +190,8 @@ def test_refused_message_is_named_and_does_not_block_the_others(tracked, open_ru
 
 
 def test_runs_of_a_group_are_nested_under_its_own_run_or_the_users_run(tracked, open_run):
-    shelf = open_run.keywords["shelf"]
-    group = tracking.open_group("on", shelf, experiment="search", name="a search")
+    store = open_run.keywords["store"]
+    group = tracking.RunGroup(store, experiment="search", name="a search")
     with open_run("on", group=group, tags={"sparkdl.param_map": "1"}, experiment="search") as child:
         child.log_params({"epochs": 1})
     group.close()
@@ -201,12 +200,11 @@ def test_runs_of_a_group_are_nested_under_its_own_run_or_the_users_run(tracked, 
     assert (parent.info.run_name, parent.info.status) == ("a search", "FINISHED")
     assert run.info.experiment_id == parent.info.experiment_id
     with mlflow.start_run() as outer:
-        group = tracking.open_group("on", shelf, experiment=None, name="a search")
+        group = tracking.RunGroup(store, experiment=None, name="a search")
         with open_run("on", group=group) as child:
             pass
         group.close()
     assert mlflow.get_run(child.run_id).data.tags["mlflow.parentRunId"] == outer.info.run_id
-    assert tracking.open_group("off", shelf, experiment=None, name="none") is None
 
 
 def test_a_tracking_uri_of_the_user_is_kept(tracked, open_run):
@@ -219,11 +217,11 @@ def test_a_tracking_uri_of_the_user_is_kept(tracked, open_run):
 
 def test_a_fit_is_not_tracked_without_mlflow_or_if_tracking_is_off(monkeypatch, open_run):
     with open_run("off") as run:
-        assert (run.run_id, run.is_tracked) == (None, False)
+        assert run is None
     monkeypatch.delitem(sys.modules, "mlflow")
     monkeypatch.setattr(sys, "meta_path", [])
     with open_run("auto") as run:
-        assert not run.is_tracked
+        assert run is None
     with pytest.raises(ParamError, match=r"mlflow is not installed\. Install mlflow"), open_run("on"):
         pass
 

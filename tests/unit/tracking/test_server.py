@@ -12,7 +12,6 @@ import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators.fit.tracking import save_for_mlflow
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from tests.servers.mlflow_servers import tracking_server
 from tests.unit.mlflow.model_examples import many_into_many, rows
 
@@ -28,7 +27,7 @@ def folders(tmp_path):
 
 def fit(folders, *, after_start=lambda: None, wait_s=60.0):
     """Log what a fit logs; return its run and the seconds from ``after_start`` on."""
-    with tracking.open_run("on", shelf=lambda: UnsentRuns(Store(folders / "store")), wait_s=wait_s) as run:
+    with tracking.open_run("on", store=Store(folders / "store"), wait_s=wait_s) as run:
         run.log_params({"epochs": 3})
         run.log_metrics(1, {"loss": 0.5})
         run.flush()

@@ -15,7 +15,6 @@ from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.tracking import save_for_mlflow
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import LoggedDataset
 from sparkdl.tracking.start import Switches, current_switches
@@ -28,7 +27,7 @@ ROWS = LoggedDataset(
 
 @pytest.fixture
 def open_run(tracked):
-    yield partial(tracking.open_run, shelf=lambda: UnsentRuns(Store(tracked / "store")))
+    yield partial(tracking.open_run, store=Store(tracked / "store"))
     sparkdl.autolog()
 
 
@@ -86,7 +85,7 @@ def test_disabled_fits_log_nothing_unless_tracking_is_on(open_run):
     sparkdl.autolog(disable=True)
     with open_run("auto") as off, open_run("on") as on:
         pass
-    assert not off.is_tracked
+    assert off is None
     assert mlflow.get_run(on.run_id).info.status == "FINISHED"
 
 

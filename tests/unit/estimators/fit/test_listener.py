@@ -19,7 +19,7 @@ class NotedRun(FitRun):
     """A run that keeps what is logged to it."""
 
     def __init__(self):
-        self.epochs = []
+        self.epochs, self.switches = [], Switches()
 
     def log_metrics(self, epoch, metrics):
         self.epochs.append((epoch, dict(metrics)))

@@ -7,8 +7,7 @@ import pytest
 
 from sparkdl.data import Store
 from sparkdl.errors import StoreError
-from sparkdl.estimators.fit.unsent_runs import UnsentRuns
-from sparkdl.tracking.kept_runs import send_kept_runs
+from sparkdl.tracking.kept_runs import UnsentRuns, send_kept_runs
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -52,7 +51,7 @@ def test_a_folder_without_its_last_file_is_left_alone(store, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"12")
     shelf.put("broken-off", {"0000": tmp_path / "model"}, {})
-    assert send_kept_runs(shelf) == []
+    assert send_kept_runs(store) == []
     assert shelf.names() == ["broken-off"]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sparkdl.checkpoint.folder import Manifest
+from sparkdl.torch.buffers import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,7 @@ class HeldCheckpoint:
     @classmethod
     def of(cls, content: Content) -> HeldCheckpoint:
         """Hold the content of a checkpoint, which training no longer changes."""
-        parts = {name: _part_of(tensor) for name, tensor in content.tensors.items()}
+        parts = {name: local_part(tensor) for name, tensor in content.tensors.items()}
         shapes = {name: list(tensor.shape) for name, tensor in content.tensors.items()}
         return cls(replace(content, tensors=parts), shapes)
 
@@ -56,10 +57,4 @@ class HeldCheckpoint:
         """Overwrite tensors with those of the same names."""
         with torch.no_grad():
             for name, tensor in tensors.items():
-                _part_of(tensor).copy_(self.content.tensors[name])
-
-
-def _part_of(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; any other tensor itself."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else cast("Tensor", to_local())
+                local_part(tensor).copy_(self.content.tensors[name])

@@ -19,7 +19,7 @@ from sparkdl.errors import ParamError
 
 def mark_stages(parts: Iterable[Part]) -> None:
     """Let modules and optimizers be kept by every rank if one of the modules is a stage of a pipeline."""
-    parts = [part for part in parts if isinstance(part, StateDictPart) and part.has_tensors]
+    parts = [part for part in parts if part.has_tensors]
     if any(
         getattr(module, "is_pipeline_stage", False)
         for part in parts
@@ -36,9 +36,11 @@ class Part:
     Attributes:
         value: part of the state.
         is_sharded: whether each rank keeps its own piece of the part, which differs from rank 0's.
+        has_tensors: whether a commit stores the tensors of the part by their names: it is a module or an optimizer.
     """
 
     is_sharded: bool = False
+    has_tensors: bool = False
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -72,12 +74,8 @@ class StateDictPart(Part):
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
+        self.has_tensors = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
         self.save()
-
-    @property
-    def has_tensors(self) -> bool:
-        """Whether a commit stores the tensors of the part by their names: it is a module or an optimizer."""
-        return isinstance(self.value, torch.nn.Module | torch.optim.Optimizer)
 
     @property
     def is_sharded(self) -> bool:  # a property, as the part may be sharded later

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
+from torch.utils._pytree import tree_map_only
 
 from sparkdl.checkpoint.folder import (
     Checkpoint,
@@ -158,8 +159,8 @@ class TrainingTensors:
             CheckpointError: if a value cannot be stored in a checkpoint.
         """
         content = self.collect()
-        return StoredState(
-            {name: _copy_tensor(tensor) for name, tensor in content.tensors.items()},
+        return StoredState(  # the copy of a DTensor holds this rank's part
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in content.tensors.items()},
             {name: copy_to_host(value, f"the {name}'s state") for name, value in content.values.items()},
         )
 
@@ -341,22 +342,12 @@ class TrainingTensors:
         for number, name in self._names_of_numbers(content).items():
             if name in states:
                 # Cloned, because several stages of this rank may have copies of a parameter.
-                copies = {key: _clone(value) for key, value in states[name].items()}
+                copies = tree_map_only(Tensor, torch.clone, states[name])
                 state[number] = {**copies, **state.get(number, {})}
         groups = [
             {**own, **options} for own, options in zip(content["param_groups"], saved["groups"], strict=True)
         ]
         self._optimizer.load_state_dict({**saved["others"], "state": state, "param_groups": groups})
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _copy_tensor(tensor: Tensor) -> Tensor:
-    """A copy in host memory; the copy of a DTensor holds this rank's part. No communication."""
-    detached = tensor.detach()
-    return detached.clone() if detached.device.type == "cpu" else detached.to("cpu")
 
 
 def call_on_all_ranks(work: Callable[[], Result], group: dist.ProcessGroup | None) -> list[Result]:
@@ -505,12 +496,8 @@ class _Report:
     parts: list[tuple[str, tuple[int, ...]]]
 
 
-class _PartWriter(StorageWriter):
-    """Writes one checkpoint for ``torch.distributed.checkpoint``. Runs on the checkpoint thread of each rank."""
-
-    def __init__(self, folder: CheckpointFolder, content: Content, rank: int) -> None:
-        self._folder, self._content, self._rank = folder, content, rank
-        self._name = ""
+class _OneCheckpoint:
+    """The methods of torch's storage that have nothing to do, as an object is made for one checkpoint."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - torch passes it
@@ -518,14 +505,24 @@ class _PartWriter(StorageWriter):
         return False
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: an object serves one checkpoint."""
+        """Do nothing."""
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the constructor has set everything up."""
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+    def prepare_local_plan(self, plan: Any) -> Any:
         """Leave the planner's plan as it is."""
         return plan
+
+
+class _PartWriter(_OneCheckpoint, StorageWriter):
+    """Writes one checkpoint for ``torch.distributed.checkpoint``. Runs on the checkpoint thread of each rank."""
+
+    set_up_storage_writer = _OneCheckpoint.set_up
+
+    def __init__(self, folder: CheckpointFolder, content: Content, rank: int) -> None:
+        self._folder, self._content, self._rank = folder, content, rank
+        self._name = ""
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On rank 0: begin the checkpoint and put its name in the plans of all ranks."""
@@ -598,20 +595,14 @@ def _load(tensors: dict[str, Any], reader: _PartReader, group: dist.ProcessGroup
     reader.read_data(planner.finish_plan(plan), planner)
 
 
-class _PartReader(StorageReader):
+class _PartReader(_OneCheckpoint, StorageReader):
     """Reads one checkpoint for ``torch.distributed.checkpoint``."""
+
+    set_up_storage_reader = _OneCheckpoint.set_up
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._location = checkpoint.location
         self._tensors = checkpoint.manifest.tensors
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 - torch passes it
-        """Return False: torch must not choose this class by the name of a folder."""
-        return False
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: an object serves one checkpoint."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - torch passes them
         """Shapes and parts of the tensors, from the manifest."""
@@ -628,15 +619,6 @@ class _PartReader(StorageReader):
                 for name, entry in self._tensors.items()
             }
         )
-
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
-        """Do nothing: the constructor has set everything up."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Leave the planner's plan as it is."""
-        return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Leave the planner's plans as they are."""

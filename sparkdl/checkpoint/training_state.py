@@ -238,7 +238,7 @@ class TrainingState:
             training[name] = state.values
         content: dict[str, Any] = {"buffers": self._plain_buffers(sharded)}
         if rank == 0:
-            parts = {name: part.committed() for name, part in self._parts.items() if not _has_tensors(part)}
+            parts = {name: part.committed() for name, part in self._parts.items() if not part.has_tensors}
             content |= {"training": training, "parts": parts, "objects": self._saved_state}
         values = {
             kind: {name: check_values(value, f"the state's {name}") for name, value in entries.items()}
@@ -294,7 +294,7 @@ class TrainingState:
                 if name in buffers:
                     buffers[name].copy_(value)
         for name, part in self._parts.items():
-            if _has_tensors(part):
+            if part.has_tensors:
                 part.save()
             elif name in content["parts"]:
                 part.set_committed(content["parts"][name])
@@ -306,7 +306,7 @@ class TrainingState:
         """The tensors of the modules with those of each optimizer, by the optimizer's name."""
         from sparkdl.checkpoint.tensors import TrainingTensors
 
-        values = {name: part.value for name, part in self._parts.items() if _has_tensors(part)}
+        values = {name: part.value for name, part in self._parts.items() if part.has_tensors}
         modules = {name: value for name, value in values.items() if isinstance(value, nn.Module)}
         optimizers = {name: value for name, value in values.items() if name not in modules}
         return {
@@ -336,11 +336,6 @@ class TrainingState:
         if name in self.__dict__.get("_parts", ()):
             self._parts[name].set_value(value)
         super().__setattr__(name, value)
-
-
-def _has_tensors(part: Part) -> bool:
-    """Whether a commit stores the tensors of a part by their names."""
-    return isinstance(part, StateDictPart) and part.has_tensors
 
 
 def _refuse_unpicklable(values: dict[str, Any], error: Exception) -> None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import apply
+from sparkdl.parallel.collectives import Paired, apply
 from sparkdl.parallel.sequence import from_chunks, to_chunks
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def all_to_all_attention(
         )
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    query, key, value = (apply(_HeadsForPositions, x, group) for x in (query, key, value))
+    query, key, value = (apply(Paired, x, _to_heads, _to_positions, group) for x in (query, key, value))
     whole = None
     if documents is not None:
         gathered = [torch.empty_like(documents) for _ in range(size)]
@@ -124,7 +124,7 @@ def all_to_all_attention(
     output = whole_attention(
         query, key, value, is_causal=is_causal, scale=scale, documents=whole, window=window
     )
-    return apply(_PositionsForHeads, output, group)
+    return apply(Paired, output, _to_positions, _to_heads, group)
 
 
 def whole_attention(
@@ -417,33 +417,8 @@ class _Transfer:
         return self._received
 
 
-class _HeadsForPositions(torch.autograd.Function):
-    """Exchange ``(batch, heads, positions of a rank, size)`` for ``(batch, heads of a rank, all positions, size)``."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _to_heads(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return _to_positions(grad_outputs[0], ctx.group), None
-
-
-class _PositionsForHeads(torch.autograd.Function):
-    """The inverse of :class:`_HeadsForPositions`."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _to_positions(tensor, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        return _to_heads(grad_outputs[0], ctx.group), None
-
-
 def _to_heads(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Exchange ``(batch, heads, positions of a rank, size)`` for ``(batch, heads of a rank, all positions, size)``."""
     size = dist.get_world_size(group)
     batch, heads, positions, features = tensor.shape
     parts = tensor.view(batch, size, heads // size, positions, features).transpose(0, 1).contiguous()
@@ -453,6 +428,7 @@ def _to_heads(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _to_positions(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The inverse of :func:`_to_heads`."""
     size = dist.get_world_size(group)
     parts = to_chunks(tensor, 2, size).contiguous()
     received = torch.empty_like(parts)

@@ -1,4 +1,4 @@
-"""Collectives with gradients: sums, splits and gathers along a dimension, over the ranks of a group; parts of DTensors.
+"""Collectives with gradients: sums, splits and gathers along a dimension, over the ranks of a group.
 
 Where there are two variants, the right one depends on the gradient that each rank has: the whole gradient, or a share
 of it, where the gradient is the sum of the shares. Source: M. Shoeybi et al., "Megatron-LM" (2019), for these pairs.
@@ -6,29 +6,21 @@ of it, where the gradient is the sum of the shares. Source: M. Shoeybi et al., "
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import plain_parts
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """torch's functions under the names that they have from 2.13 on, where the earlier names warn."""
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; any other tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather the whole of a DTensor, collectively; return any other tensor itself."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
@@ -56,7 +48,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
 
 def sum_gradient(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The tensor itself; its gradient is summed over the ranks."""
-    return apply(_SumGradient, tensor, group)
+    return apply(Paired, tensor, _same, _summed, group)
 
 
 def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -66,33 +58,43 @@ def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def split(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's part of a tensor along a dimension; gradients are gathered."""
-    return apply(_Split, tensor, group, dim)
+    return apply(Paired, tensor, _part, _gathered, group, dim)
 
 
 def gather(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """The parts of all ranks, joined along a dimension; each rank has the whole gradient and keeps its part of it."""
-    return apply(_Gather, tensor, group, dim)
+    return apply(Paired, tensor, _gathered, _part, group, dim)
 
 
 def gather_summed(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """The parts of all ranks, joined along a dimension; each rank has a share of the gradient; the sum is scattered."""
-    return apply(_GatherSummed, tensor, group, dim)
+    return apply(Paired, tensor, _gathered, _scattered, group, dim)
 
 
 def sum_scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's part, along a dimension, of the sum over the ranks; gradients are gathered."""
-    return apply(_SumScattered, tensor, group, dim)
+    return apply(Paired, tensor, _scattered, _gathered, group, dim)
 
 
-class _SumGradient(torch.autograd.Function):
+class Paired(torch.autograd.Function):
+    """A function of a tensor, a group and further arguments, whose gradient another function computes from the same."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        function: Callable[..., Tensor],
+        of_gradient: Callable[..., Tensor],
+        *others: Any,
+    ) -> Tensor:
+        """Return ``function(tensor, *others)``."""
+        ctx.of_gradient, ctx.others = of_gradient, others
+        return function(tensor, *others)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _summed(gradients[0], ctx.group), None
+        """Return ``of_gradient(gradient, *others)``, and nothing for the other arguments."""
+        return ctx.of_gradient(gradients[0], *ctx.others), *[None] * (2 + len(ctx.others))
 
 
 class _Sum(torch.autograd.Function):
@@ -107,48 +109,8 @@ class _Sum(torch.autograd.Function):
         return gradients[0], None
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _part(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _gathered(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _part(gradients[0], ctx.group, ctx.dim), None, None
-
-
-class _GatherSummed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _gathered(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _scattered(gradients[0], ctx.group, ctx.dim), None, None
-
-
-class _SumScattered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _scattered(tensor, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _gathered(gradients[0], ctx.group, ctx.dim), None, None
+def _same(tensor: Tensor, _: dist.ProcessGroup) -> Tensor:
+    return tensor.view_as(tensor)
 
 
 def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -21,7 +21,7 @@ from sparkdl.errors import ParamError
 from sparkdl.model.inputs import positions_in
 from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention, whole_attention
-from sparkdl.parallel.collectives import apply
+from sparkdl.parallel.collectives import Paired, apply
 from sparkdl.parallel.parallelism import ATTENTION_METHODS
 from sparkdl.parallel.verify.sequences import SequenceVerification, WholeSequenceVerification
 
@@ -397,7 +397,7 @@ class WholeSequences(nn.Module):
                     "over positions, cannot be computed from the parts of ranks. Return one of each position, or use "
                     "no context parallelism."
                 )
-            return apply(_Joined, output, dim, self._group, self._scale)
+            return apply(Paired, output, _whole_sequences, _scaled_part, self._group, dim, self._scale)
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, value in output.items():
                 output[name] = self._joined(value, length)
@@ -416,17 +416,12 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Tensor) and value.ndim > 1
 
 
-class _Joined(torch.autograd.Function):
-    """Joins the parts of all ranks to whole sequences; the gradient is cut back to this rank's part, and scaled."""
+def _whole_sequences(part: Tensor, group: dist.ProcessGroup, dim: int, _: int) -> Tensor:
+    """Join ``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
+    return sequence.unshard(part, dim, group)
 
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: dist.ProcessGroup, scale: int) -> Tensor:
-        """Join ``(batch, positions / ranks, ...)`` to ``(batch, positions, ...)``."""
-        ctx.dim, ctx.group, ctx.scale = dim, group, scale
-        return sequence.unshard(part, dim, group)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return this rank's part of the gradient, times ``scale``."""
-        part = sequence.part_of(gradient, ctx.dim, ctx.group)
-        return part if ctx.scale == 1 else part * ctx.scale, None, None, None
+def _scaled_part(gradient: Tensor, group: dist.ProcessGroup, dim: int, scale: int) -> Tensor:
+    """This rank's part of the gradient of whole sequences, times ``scale``."""
+    part = sequence.part_of(gradient, dim, group)
+    return part if scale == 1 else part * scale

@@ -25,12 +25,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import begin_equal, whole_tensor
+from sparkdl.parallel.collectives import begin_equal
 from sparkdl.parallel.parallelism import SHARDING_STAGES
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
 from sparkdl.parallel.verify.sketches import check_equal_once
 from sparkdl.parallel.verify.verification import ShardedVerification
 from sparkdl.torch.averaging import average_gradients_of
+from sparkdl.torch.buffers import whole_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -27,8 +27,8 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
 from sparkdl.foreign_errors import store_error
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
-from sparkdl.parallel.collectives import local_part, whole_tensor
 from sparkdl.parallel.sharding import copies_of_tied, local_ranges
+from sparkdl.torch.buffers import local_part, whole_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

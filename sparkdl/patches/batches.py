@@ -59,7 +59,7 @@ def _batch_isend_irecv(
 ) -> list[dist.Work]:
     if isinstance(p2p_op_list, list) and p2p_op_list and isinstance(p2p_op_list[0], dist.P2POp):
         group: Any = p2p_op_list[0].group
-        if getattr(group, "has_accelerator", False) and not all(
+        if getattr(group, "accelerator", None) is not None and not all(
             group.serves(operation.tensor) for operation in p2p_op_list
         ):
             distributed_c10d._check_p2p_op_list(p2p_op_list)
@@ -79,7 +79,7 @@ def _start_together(group: Any, operations: list[dist.P2POp]) -> list[dist.Work]
                 works.append(work)
     except BaseException:
         with contextlib.suppress(Exception):
-            group.drop_coalesced(device)
+            group.accelerator.drop_coalesced(device)
         raise
     together = group._end_coalescing(device)
     return works if together is None else [*works, together]

@@ -9,18 +9,19 @@ run on it unchanged. The module starts no processes and has no training loop.
 from __future__ import annotations
 
 from sparkdl.collective.current import add_finder
+from sparkdl.patches.rendezvous_handlers import replace_handlers
 from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK
 from sparkdl.torch.data_parallel import DataParallel
 from sparkdl.torch.local_updates import LocalUpdates
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup, collective_errors
 from sparkdl.torch.registration import (
+    HANDLERS,
     RendezvousStore,
     StoreRendezvous,
     destroy_process_group,
     find_torchrun,
     init_process_group,
     register,
-    register_rendezvous,
 )
 from sparkdl.torch.replicas import ReplicaCheck
 from sparkdl.torch.sync_batch_norm import CrossRankBatchNorm, synchronized_batch_norms
@@ -45,5 +46,5 @@ __all__ = [
 ]
 
 register()
-register_rendezvous()
+replace_handlers(HANDLERS)
 add_finder(find_torchrun)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from sparkdl.torch.buffers import local_part
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -37,11 +39,7 @@ def average_gradients_of(parameters: Sequence[nn.Parameter], group: dist.Process
     for parameter, is_there in zip(parameters, has_gradient.tolist(), strict=True):
         if is_there and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    gradients = [
-        parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else parameter.grad  # of a DTensor
-        for parameter in parameters
-        if parameter.grad is not None
-    ]
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):  # the same order on all ranks
         alike = [gradient for gradient in gradients if gradient.dtype == dtype]
         flat = torch.cat([gradient.flatten() for gradient in alike])

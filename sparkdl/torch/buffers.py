@@ -130,6 +130,16 @@ def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor]
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Gather the whole of a DTensor, collectively; return any other tensor itself."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in order, one-dimensional, in a type that a communicator moves: a view or a copy.
 

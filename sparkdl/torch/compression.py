@@ -52,7 +52,10 @@ class GradientCompressor(ABC):
         """Begin to average a bucket; :meth:`finish` ends it. Collective."""
         is_plain = bucket.dtype not in _COMPRESSED or self._num_updates < self._begin_after
         with torch.no_grad():
-            steps = _reduce_plainly(bucket, self._communicator) if is_plain else self._reduce(bucket)
+            if is_plain:
+                steps = iter([self._communicator.allreduce_async(bucket.elements, op="avg")])
+            else:
+                steps = self._reduce(bucket)
             handle = next(steps)
         self._active.append((steps, handle))
         return handle
@@ -97,10 +100,6 @@ def compressor_for(settings: Compression, communicator: Communicator) -> Gradien
     if isinstance(settings, PowerSGD):
         return _LowRank(settings, communicator)
     return _Largest(settings, communicator)
-
-
-def _reduce_plainly(bucket: Bucket, communicator: Communicator) -> Iterator[Handle]:
-    yield communicator.allreduce_async(bucket.elements, op="avg")
 
 
 class _LowRank(GradientCompressor):

@@ -177,7 +177,6 @@ class DataParallel(nn.Module):
         module: module on the CPU, of the same architecture on every rank.
         communicator: open communicator of the ranks; the caller closes it.
         bucket_bytes: approximate number of bytes of gradients that are reduced as one operation.
-        broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
         compression: how gradients are compressed for slow links; None to average them as they are. Each backward pass
             that averages counts as an update.
 
@@ -194,13 +193,11 @@ class DataParallel(nn.Module):
         communicator: Communicator,
         *,
         bucket_bytes: int = _BUCKET_BYTES,
-        broadcast_buffers: bool = True,
         compression: Compression | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self._communicator = communicator
-        self._broadcasts_buffers = broadcast_buffers
         self._compressor = None if compression is None else compressor_for(compression, communicator)
         self._averages = True
         self._uncounted: frozenset[nn.Parameter] = frozenset()
@@ -226,7 +223,7 @@ class DataParallel(nn.Module):
         if with_gradients:
             self._held[:] = [self]
             self.take_up_changes()
-        if self._broadcasts_buffers and self._averages and self.training:
+        if self._averages and self.training:
             broadcast_tensors(self._live.buffers(), self._communicator)
         output = self.module(*args, **kwargs)
         if with_gradients:

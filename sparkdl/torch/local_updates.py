@@ -279,7 +279,8 @@ class LocalUpdates:
             rounded = [
                 (parameter, values)
                 for parameter, values in part.views(part.weights)
-                if _is_rounded(parameter)
+                # Their outer weights are more precise.
+                if parameter.dtype in (torch.bfloat16, torch.float16)
             ]
             weights.update({names[parameter]: values for parameter, values in rounded})
             if part.velocity is not None:
@@ -303,11 +304,6 @@ def _take_over(views: Iterable[tuple[nn.Parameter, Tensor]], values: Mapping[nn.
     for parameter, view in views:
         if parameter in values:
             view.copy_(values[parameter])
-
-
-def _is_rounded(parameter: nn.Parameter) -> bool:
-    """Whether the outer weights of a parameter are more precise than its own."""
-    return parameter.dtype in (torch.bfloat16, torch.float16)
 
 
 def _open_group(settings: LocalSGD | DiLoCo, communicator: Communicator) -> Communicator | None:

@@ -14,14 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ScatterOptions,
-)
 
 from sparkdl.errors import ParamError
 from sparkdl.patches.compiler import not_compiled
@@ -35,12 +27,17 @@ from sparkdl.torch.buffers import (
 )
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.submission import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    SCATTER,
     Finish,
     Submission,
     as_list,
     recorded,
     restoring,
-    with_options,
 )
 from sparkdl.torch.work import CollectiveWork
 
@@ -55,21 +52,21 @@ class Movements(Submission):
     """allgather in its forms, broadcast, and barrier, which moves nothing."""
 
     @recorded("all_gather", 1)
-    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = ALL_GATHER) -> Any:
         """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         if (other := self.accelerator_of(tensor)) is not None:
-            return with_options(other._allgather_base, output, tensor, opts)
+            return other._allgather_base(output, tensor, opts)
         return self._allgather_pairs([output], [tensor], opts)
 
     _allgather_base = all_gather_single
 
     @recorded("all_gather", 1)
     def all_gather_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = ALL_GATHER
     ) -> Any:
         """:meth:`all_gather_single` for several pairs at once; none may read what another writes."""
         if inputs and (other := self.accelerator_of(inputs[0])) is not None:
-            return with_options(other.allgather_into_tensor_coalesced, list(outputs), list(inputs), opts)
+            return other.allgather_into_tensor_coalesced(list(outputs), list(inputs), opts)
         return self._allgather_pairs(outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -77,8 +74,7 @@ class Movements(Submission):
     def _allgather_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
-        opts = AllgatherOptions() if opts is None else opts
-        world_size = self._communicator.world_size
+        world_size = self.communicator.world_size
         handles: list[Handle] = []
         finishes: list[Finish] = []
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -103,19 +99,21 @@ class Movements(Submission):
 
     @recorded("all_gather", 1)
     def allgather(
-        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+        self,
+        output_lists: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = ALL_GATHER,
     ) -> Any:
         """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             check_dtypes("allgather", tensor, *outputs)
         if (other := self.accelerator_of(inputs[0])) is not None:
-            return with_options(other.allgather, output_lists, inputs, opts)
-        opts = AllgatherOptions() if opts is None else opts
+            return other.allgather(output_lists, inputs, opts)
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             sizes = [output.numel() for output in outputs]
-            rank, world_size = self._communicator.rank, self._communicator.world_size
+            rank, world_size = self.communicator.rank, self.communicator.world_size
             if len(sizes) != world_size or sizes[rank] != tensor.numel():
                 raise ParamError(
                     f"allgather of {tensor.numel()} elements on rank {rank} of {world_size} does not fit "
@@ -130,10 +128,13 @@ class Movements(Submission):
 
     @recorded("all_gather", 1)
     def allgather_coalesced(
-        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+        self,
+        output_lists: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = ALL_GATHER,
     ) -> Any:
         """Copy the inputs of every rank to that rank's list: ``output_lists[r][i]`` becomes input i of rank r."""
-        world_size = self._communicator.world_size
+        world_size = self.communicator.world_size
         sizes = [[output.numel() for output in outputs] for outputs in output_lists]
         own = [tensor.numel() for tensor in inputs]
         if len(sizes) != world_size or any(of_rank != own for of_rank in sizes):
@@ -144,8 +145,7 @@ class Movements(Submission):
         for tensor, *outputs in zip(inputs, *output_lists, strict=True):
             check_dtypes("allgather_coalesced", tensor, *outputs)
         if (other := self.accelerator_of(inputs[0])) is not None:
-            return with_options(other.allgather_coalesced, output_lists, inputs, opts)
-        opts = AllgatherOptions() if opts is None else opts
+            return other.allgather_coalesced(output_lists, inputs, opts)
         handles: list[Handle] = []
         finishes: list[Finish] = []
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -161,12 +161,11 @@ class Movements(Submission):
         return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
 
     @recorded("broadcast")
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = BROADCAST) -> Any:
         """Give every rank the root's tensors."""
         tensors = as_list(tensors)
         if (other := self.accelerator_of(tensors[0])) is not None:
-            return with_options(other.broadcast, tensors, opts)
-        opts = BroadcastOptions() if opts is None else opts
+            return other.broadcast(tensors, opts)
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for tensor in tensors:
@@ -176,9 +175,8 @@ class Movements(Submission):
         return self._work(tensors, handles, finishes)
 
     @recorded("barrier")
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: Any = BARRIER) -> Any:
         """Return, or complete, once every rank has arrived."""
-        opts = BarrierOptions() if opts is None else opts
         return self._work((), self._call("barrier", opts))
 
 
@@ -199,36 +197,40 @@ class Exchanges(Submission):
 
     @recorded("gather", 1)
     def gather(
-        self, output_lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+        self,
+        output_lists: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = GATHER,
     ) -> Any:
         """Copy the input of every rank to the root's list of tensors, all of one size."""
         tensor = inputs[0]
         check_dtypes("gather", tensor, *(output for outputs in output_lists for output in outputs))
         if (other := self.accelerator_of(tensor)) is not None:
-            return with_options(other.gather, output_lists, inputs, opts)
-        opts = GatherOptions() if opts is None else opts
+            return other.gather(output_lists, inputs, opts)
         source = movable(tensor)
-        if self._communicator.rank != opts.rootRank:
+        if self.communicator.rank != opts.rootRank:
             return self._work((), self._call("gather", opts, source, None, root=opts.rootRank))
         outputs = list(output_lists[0])
         self._check_alike("gather", tensor, outputs)
-        target = source.new_empty(source.numel() * self._communicator.world_size)
+        target = source.new_empty(source.numel() * self.communicator.world_size)
         handles = self._call("gather", opts, source, target, root=opts.rootRank)
         return self._work(outputs, handles, restoring_parts(target, outputs))
 
     @recorded("scatter", 1)
     def scatter(
-        self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        input_lists: Sequence[Sequence[torch.Tensor]],
+        opts: Any = SCATTER,
     ) -> Any:
         """Give every rank its entry of the root's list of tensors, all of one size."""
         output = outputs[0]
         check_dtypes("scatter", output, *(tensor for inputs in input_lists for tensor in inputs))
         if (other := self.accelerator_of(output)) is not None:
-            return with_options(other.scatter, outputs, input_lists, opts)
-        opts = ScatterOptions() if opts is None else opts
+            return other.scatter(outputs, input_lists, opts)
         target = movable(output)
         source = None
-        if self._communicator.rank == opts.rootRank:
+        if self.communicator.rank == opts.rootRank:
             self._check_alike("scatter", output, input_lists[0])
             source = torch.cat([movable(tensor) for tensor in input_lists[0]])
         handles = self._call("scatter", opts, source, target, root=opts.rootRank)
@@ -241,19 +243,19 @@ class Exchanges(Submission):
         tensor: torch.Tensor,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
-        opts: Any = None,
+        opts: Any = ALL_TO_ALL,
     ) -> Any:
         """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         check_dtypes("all_to_all_single", tensor, output)
         if (other := self.accelerator_of(tensor)) is not None:
             sizes = output_split_sizes or [], input_split_sizes or []
-            return with_options(other.alltoall_base, output, tensor, *sizes, opts)
-        world_size = self._communicator.world_size
+            return other.alltoall_base(output, tensor, *sizes, opts)
+        world_size = self.communicator.world_size
         target = movable(output)
         finishes: list[Finish] = [restoring(target, output)]
         handles = self._call(
             "alltoall",
-            AllToAllOptions() if opts is None else opts,
+            opts,
             movable(tensor),
             target,
             send_counts=_elements_per_rank(tensor, input_split_sizes, world_size),
@@ -265,18 +267,18 @@ class Exchanges(Submission):
 
     @recorded("all_to_all", 1)
     def alltoall(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = ALL_TO_ALL
     ) -> Any:
         """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
         check_dtypes("alltoall", *inputs, *outputs)
         if (other := self.accelerator_of(inputs[0])) is not None:
-            return with_options(other.alltoall, outputs, inputs, opts)
+            return other.alltoall(outputs, inputs, opts)
         sources = [movable(tensor) for tensor in inputs]
         received = [output.numel() * elements_per_element(output) for output in outputs]
         target = sources[0].new_empty(sum(received))
         handles = self._call(
             "alltoall",
-            AllToAllOptions() if opts is None else opts,
+            opts,
             torch.cat(sources),
             target,
             send_counts=[source.numel() for source in sources],
@@ -286,9 +288,9 @@ class Exchanges(Submission):
 
     def _check_alike(self, name: str, tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> None:
         sizes = [other.numel() for other in others]
-        if sizes != [tensor.numel()] * self._communicator.world_size:
+        if sizes != [tensor.numel()] * self.communicator.world_size:
             raise ParamError(
-                f"{name} of {tensor.numel()} elements per rank over {self._communicator.world_size} ranks does "
+                f"{name} of {tensor.numel()} elements per rank over {self.communicator.world_size} ranks does "
                 f"not fit the root's tensors of {sizes} elements."
             )
 
@@ -311,8 +313,8 @@ class Messages(Submission):
         (tensor,) = tensors
         if (other := self.accelerator_of(tensor)) is not None:
             return other.send(tensors, destination, tag)
-        handle = self._communicator.send_async(
-            export(movable(tensor)), to=destination, tag=tag, timeout_s=self._timeout_s
+        handle = self.communicator.send_async(
+            export(movable(tensor)), to=destination, tag=tag, timeout_s=self.timeout_s
         )
         return CollectiveWork((), (handle,), self._message_completer)
 
@@ -340,8 +342,8 @@ class Messages(Submission):
     def _recv(self, tensors: Sequence[torch.Tensor], source: int | None, tag: int) -> CollectiveWork:
         (tensor,) = tensors
         buffer = movable(tensor)
-        handle = self._communicator.recv_async(
-            export(buffer), source=source, tag=tag, timeout_s=self._timeout_s
+        handle = self.communicator.recv_async(
+            export(buffer), source=source, tag=tag, timeout_s=self.timeout_s
         )
         return CollectiveWork(
             tensors,

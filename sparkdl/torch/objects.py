@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
+from torch.utils._pytree import tree_map_only
 
 from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.errors import ParamError
@@ -77,38 +79,32 @@ def refuse_shards(value: Any) -> None:
         )
 
 
+@dataclass(frozen=True)
 class _TensorOutline:
     """Placeholder for a tensor whose values are sent separately."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Copy nested dicts, lists and tuples with outlines in place of dense tensors; append these to ``tensors``."""
-    if isinstance(value, torch.Tensor):
-        refuse_shards(value)
-        if value.layout != torch.strided or value.is_quantized:
-            return value  # it is pickled
-        tensors.append(value)
-        return _TensorOutline(value)
-    return _map_nested(value, lambda entry: take_out_tensors(entry, tensors))
+
+    def take_out(tensor: torch.Tensor) -> Any:
+        refuse_shards(tensor)
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return tensor  # it is pickled
+        tensors.append(tensor)
+        return _TensorOutline(tuple(tensor.shape), tensor.dtype)
+
+    return tree_map_only(torch.Tensor, take_out, value)
 
 
 def put_in_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Undo :func:`take_out_tensors` with new, uninitialized tensors; append them to ``tensors``."""
-    if isinstance(value, _TensorOutline):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype, device="cpu"))
+
+    def put_in(outline: _TensorOutline) -> torch.Tensor:
+        tensors.append(torch.empty(outline.shape, dtype=outline.dtype, device="cpu"))
         return tensors[-1]
-    return _map_nested(value, lambda entry: put_in_tensors(entry, tensors))
 
-
-def _map_nested(value: Any, function: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: function(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        entries = [function(entry) for entry in value]
-        # A named tuple takes its entries one by one.
-        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-    return value
+    return tree_map_only(_TensorOutline, put_in, value)

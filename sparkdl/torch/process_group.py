@@ -25,8 +25,7 @@ from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.movements import Exchanges, Messages, Movements
 from sparkdl.torch.reductions import Reductions
-from sparkdl.torch.submission import Accelerator
-from sparkdl.torch.work import CollectiveWork, joined
+from sparkdl.torch.work import CollectiveWork, JoinedWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from sparkdl.collective import Communicator, Rendezvous
+    from sparkdl.torch.submission import Accelerator
 
 
 BACKEND_NAME = "sparkdl"
@@ -45,7 +45,7 @@ _FAREWELL_S = 5.0
 _open_groups: WeakSet[SparkdlProcessGroup] = WeakSet()
 """The groups that ``shutdown`` has not ended."""
 
-# A forked child has none of the groups' threads.
+# A forked child has none of the groups' threads: they are the parent's.
 os.register_at_fork(after_in_child=_open_groups.clear)
 
 
@@ -61,6 +61,11 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         owns_communicator: whether ``shutdown`` closes the communicator.
         base_store: store below ``store``, which is kept alive as long as the group, or None.
         accelerator: backend of tensors on GPUs (see :mod:`sparkdl.torch.gpu.accelerator`), or None to refuse them.
+
+    Attributes:
+        communicator: communicator on which the group runs.
+        timeout_s: default deadline of collectives, in seconds.
+        accelerator: backend of tensors on GPUs, or None.
     """
 
     def __init__(
@@ -76,13 +81,13 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     ) -> None:
         # Only this form of the constructor, not the one that takes the store, makes an object of a subclass.
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the stub lacks it
-        self._communicator = communicator
+        self.communicator = communicator
         self._store = store
         self._base_store = base_store
         self.rendezvous = rendezvous
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._owns_communicator = owns_communicator
-        self._accelerator = accelerator
+        self.accelerator = accelerator
         if accelerator is not None:
             install_batches()
         self._completer = FutureCompleter(f"sparkdl-futures-{communicator.name}", timeout_s=timeout_s)
@@ -100,27 +105,17 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         _open_groups.add(self)
 
     @property
-    def communicator(self) -> Communicator:
-        """The communicator on which the group runs."""
-        return self._communicator
-
-    @property
-    def timeout_s(self) -> float:
-        """The default deadline of collectives, in seconds."""
-        return self._timeout_s
-
-    @property
     def failure(self) -> Exception | None:
         """The first error of an asynchronous operation of this group; None if there was none."""
         own = self._completer.failure or self._message_completer.failure
-        return own or (self._accelerator.failure if self._accelerator is not None else None)
+        return own or (self.accelerator.failure if self.accelerator is not None else None)
 
     def shutdown(self) -> None:
         """Complete the operations in progress and close what the group opened. Idempotent."""
-        if self._accelerator is not None:
-            self._accelerator.shutdown()
-            self._accelerator = None
-        self._end(self._timeout_s)
+        if self.accelerator is not None:
+            self.accelerator.shutdown()
+            self.accelerator = None
+        self._end(self.timeout_s)
 
     def leave(self, failure: BaseException | None) -> None:
         """End the group's threads at the end of the process, as they would make it crash.
@@ -135,27 +130,27 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
         if failure is not None:
             if not self._owns_communicator:
                 return  # the job's communicator, which is aborted next
-            self._communicator.abort(
-                f"rank {self._communicator.rank} failed: {type(failure).__name__}: {failure}"
+            self.communicator.abort(
+                f"rank {self.communicator.rank} failed: {type(failure).__name__}: {failure}"
             )
-        self._end(self._timeout_s if failure is None else _FAREWELL_S)
+        self._end(self.timeout_s if failure is None else _FAREWELL_S)
 
     def _end(self, timeout_s: float) -> None:
         _open_groups.discard(self)
         if self._owns_communicator:
-            self._communicator.close()
+            self.communicator.close()
         self._completer.close(timeout_s)
         self._message_completer.close(timeout_s)
 
     def abort(self, reason: str | None = None) -> None:
         """Make every collective of the group fail, here and on the other ranks, with the reason in their errors."""
-        if self._accelerator is not None:
-            self._accelerator.abort()
-        self._communicator.abort(reason or f"rank {self._communicator.rank} aborted the process group")
+        if self.accelerator is not None:
+            self.accelerator.abort()
+        self.communicator.abort(reason or f"rank {self.communicator.rank} aborted the process group")
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default deadline of collectives."""
-        self._timeout_s = to_seconds(timeout)
+        self.timeout_s = to_seconds(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -189,12 +184,13 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu"), *([torch.device("cuda")] if self._accelerator is not None else [])]
+        return [torch.device("cpu"), *([torch.device("cuda")] if self.accelerator is not None else [])]
 
     def _get_backend(self, device: torch.device) -> Any:
         """The backend of a device: torch's own if the accelerator is that, else the group itself."""
-        if self._accelerator is not None and not self.serves_device(device):
-            return self._accelerator.torch_backend(torch.device(device)) or self
+        if self.accelerator is not None and not self.serves_device(device):
+            torch_backend = getattr(self.accelerator, "_get_backend", None)
+            return self if torch_backend is None else torch_backend(torch.device(device))
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
@@ -208,25 +204,15 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     def _start_coalescing(self, device: torch.device) -> None:
         if self.serves_device(device):
             self._coalesced = []
-        elif self._accelerator is not None:
-            self._accelerator._start_coalescing(device)
+        elif self.accelerator is not None:
+            self.accelerator._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> Any:
         """One work for all operations since :meth:`_start_coalescing`, whose own works torch has dropped."""
-        if self._accelerator is not None and not self.serves_device(device):
-            return self._accelerator._end_coalescing(device)
+        if self.accelerator is not None and not self.serves_device(device):
+            return self.accelerator._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
-        return joined(works, completer=self._completer)
-
-    @property
-    def has_accelerator(self) -> bool:
-        """Whether the group takes tensors on GPUs."""
-        return self._accelerator is not None
-
-    def drop_coalesced(self, device: torch.device) -> None:
-        """End the operations on a GPU since :meth:`_start_coalescing` after an error."""
-        if self._accelerator is not None:
-            self._accelerator.drop_coalesced(device)
+        return JoinedWork(works)
 
     def _set_sequence_number_for_group(self) -> None:
         self._sequence_number = 0
@@ -236,9 +222,6 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
 
     def _has_hooks(self) -> bool:
         return False
-
-
-os.register_at_fork(after_in_child=_open_groups.clear)  # the groups are the parent's
 
 
 def _leave_groups() -> None:

@@ -14,12 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-)
 from torch.autograd import profiler
 
 from sparkdl.errors import ParamError
@@ -38,12 +32,15 @@ from sparkdl.torch.buffers import (
     restore,
 )
 from sparkdl.torch.submission import (
+    ALL_REDUCE,
+    ALL_REDUCE_COALESCED,
+    REDUCE,
+    REDUCE_SCATTER,
     Finish,
     Submission,
     as_list,
     recorded,
     restoring,
-    with_options,
 )
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
@@ -123,10 +120,9 @@ _PLAIN_OPS = {hash(dist.ReduceOp(kind)): op for kind, op in PLAIN_OPS.items()}
 class Reductions(Submission):
     """allreduce, reduce_scatter and reduce, of one tensor or several."""
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = ALL_REDUCE) -> Any:
         """Reduce each tensor over the ranks, in place."""
         tensors = as_list(tensors)
-        opts = AllreduceOptions() if opts is None else opts
         if profiler._is_profiler_enabled:
             return self._allreduce_recorded(tensors, opts)
         if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
@@ -153,29 +149,28 @@ class Reductions(Submission):
             or self._coalesced is not None
         ):
             return None
-        timeout_s = seconds(opts.timeout) or self._timeout_s
+        timeout_s = seconds(opts.timeout) or self.timeout_s
         if opts.asyncOp:
-            handle = self._communicator.allreduce_async(export(tensor), op=op, timeout_s=timeout_s)
+            handle = self.communicator.allreduce_async(export(tensor), op=op, timeout_s=timeout_s)
             return CollectiveWork((tensor,), (handle,), self._completer)
-        self._communicator.allreduce(export(tensor), op=op, timeout_s=timeout_s)
+        self.communicator.allreduce(export(tensor), op=op, timeout_s=timeout_s)
         return CompletedWork((tensor,))
 
     @recorded("all_reduce")
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = ALL_REDUCE_COALESCED) -> Any:
         """Reduce each tensor over the ranks, in place, as one operation per element type."""
         return self._allreduce_any(as_list(tensors), opts, "allreduce_coalesced")
 
     def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any, method: str) -> Any:
         if tensors and (other := self.accelerator_of(tensors[0])) is not None:
-            return with_options(getattr(other, method), tensors, opts)
-        opts = AllreduceCoalescedOptions() if opts is None else opts
+            return getattr(other, method)(tensors, opts)
         reduction = reduction_of(opts.reduceOp)
         handles: list[Handle] = []
         finishes: list[Finish] = []
         dense = [tensor for tensor in tensors if tensor.layout is torch.strided]
         for tensor in tensors:
             if tensor.layout is not torch.strided:
-                allreduce_sparse(self._communicator, tensor, reduction, self._deadline_of(opts))
+                allreduce_sparse(self.communicator, tensor, reduction, self._deadline_of(opts))
         if reduction.op is None:
             finishes += [self._combine_bitwise(tensor, tensor, reduction, opts, handles) for tensor in dense]
             return self._work(tensors, handles, finishes)
@@ -200,19 +195,18 @@ class Reductions(Submission):
         """Start a bitwise reduction into ``output``, by an allgather, as communicators have no bitwise reductions."""
         assert reduction.bitwise is not None
         function, source = reduction.bitwise, movable(tensor)
-        gathered = source.new_empty((self._communicator.world_size, source.numel()))
+        gathered = source.new_empty((self.communicator.world_size, source.numel()))
         handles += self._call("allgather", opts, source, gathered)
         return lambda: restore(reduce(function, gathered.unbind(0)), output)
 
     @recorded("reduce")
-    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = REDUCE) -> Any:
         """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
         tensors = as_list(tensors)
         if (other := self.accelerator_of(tensors[0])) is not None:
-            return with_options(other.reduce, tensors, opts)
-        opts = ReduceOptions() if opts is None else opts
+            return other.reduce(tensors, opts)
         reduction = reduction_of(opts.reduceOp)
-        is_root = self._communicator.rank == opts.rootRank
+        is_root = self.communicator.rank == opts.rootRank
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for tensor in tensors:
@@ -229,21 +223,23 @@ class Reductions(Submission):
         return self._work(tensors, handles, finishes)
 
     @recorded("reduce_scatter", 1)
-    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = REDUCE_SCATTER
+    ) -> Any:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         if (other := self.accelerator_of(tensor)) is not None:
-            return with_options(other._reduce_scatter_base, output, tensor, opts)
+            return other._reduce_scatter_base(output, tensor, opts)
         return self._reduce_scatter_pairs([output], [tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     @recorded("reduce_scatter", 1)
     def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = REDUCE_SCATTER
     ) -> Any:
         """:meth:`reduce_scatter_single` for several pairs at once; none may read what another writes."""
         if inputs and (other := self.accelerator_of(inputs[0])) is not None:
-            return with_options(other.reduce_scatter_tensor_coalesced, list(outputs), list(inputs), opts)
+            return other.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), opts)
         return self._reduce_scatter_pairs(outputs, inputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -251,8 +247,7 @@ class Reductions(Submission):
     def _reduce_scatter_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
-        opts = ReduceScatterOptions() if opts is None else opts
-        world_size = self._communicator.world_size
+        world_size = self.communicator.world_size
         for output, tensor in zip(outputs, inputs, strict=True):
             if tensor.numel() != output.numel() * world_size or output.dtype != tensor.dtype:
                 raise ParamError(
@@ -264,15 +259,17 @@ class Reductions(Submission):
 
     @recorded("reduce_scatter", 1)
     def reduce_scatter(
-        self, outputs: Sequence[torch.Tensor], input_lists: Sequence[Sequence[torch.Tensor]], opts: Any = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        input_lists: Sequence[Sequence[torch.Tensor]],
+        opts: Any = REDUCE_SCATTER,
     ) -> Any:
         """Reduce the ranks' lists and keep this rank's entry in ``outputs``; entries may differ in size."""
         for output, inputs in zip(outputs, input_lists, strict=True):
             check_dtypes("reduce_scatter", output, *inputs)
         if (other := self.accelerator_of(outputs[0])) is not None:
-            return with_options(other.reduce_scatter, outputs, input_lists, opts)
-        opts = ReduceScatterOptions() if opts is None else opts
-        rank, world_size = self._communicator.rank, self._communicator.world_size
+            return other.reduce_scatter(outputs, input_lists, opts)
+        rank, world_size = self.communicator.rank, self.communicator.world_size
         counts = [[tensor.numel() for tensor in inputs] for inputs in input_lists]
         for output, of_ranks in zip(outputs, counts, strict=True):
             if len(of_ranks) != world_size or of_ranks[rank] != output.numel():
@@ -330,7 +327,7 @@ class Reductions(Submission):
     ) -> Finish:
         whole = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
         combine = self._combine_bitwise(tensor, whole, reduction, opts, handles)
-        rank = self._communicator.rank
+        rank = self.communicator.rank
         start = sum(counts[:rank])
 
         def finish() -> None:

@@ -52,7 +52,6 @@ from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns, name
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
 from sparkdl.patches.late_parameters import average_late_parameters
 from sparkdl.patches.mesh_caches import forget_meshes
-from sparkdl.patches.rendezvous_handlers import replace_handlers
 from sparkdl.rendezvous.addresses import (
     LOOPBACK,
     hosts_of_name,
@@ -252,11 +251,6 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
         return None  # scripts for mpiexec set some of these for torch
     variables = find_all(environ, _VARIABLES, "Start ranks by torchrun, which sets all of them.")
     return None if variables is None else partial(_open_for_job, environ)
-
-
-def register_rendezvous() -> None:
-    """Register the handlers below with torch's rendezvous. Idempotent."""
-    replace_handlers(HANDLERS)
 
 
 def rendezvous_by_environment(

@@ -11,9 +11,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 
@@ -23,13 +35,22 @@ from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.work import CollectiveWork, CompletedWork, seconds
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Backend
-
     from sparkdl.collective import Communicator, Handle
+    from sparkdl.torch.gpu.accelerator import TorchAccelerator
+    from sparkdl.torch.gpu.nccl import NcclAccelerator
+    from sparkdl.torch.gpu.staged import StagedAccelerator
+
+    Accelerator: TypeAlias = TorchAccelerator | NcclAccelerator | StagedAccelerator
+    """The backend of a process group for tensors on its ranks' GPUs, with c10d's methods of collectives."""
 
 Finish = Callable[[], None]
 """Writes a result from its staging buffers to where the caller wants it."""
 
+ALL_REDUCE, ALL_REDUCE_COALESCED = AllreduceOptions(), AllreduceCoalescedOptions()
+REDUCE, REDUCE_SCATTER = ReduceOptions(), ReduceScatterOptions()
+ALL_GATHER, ALL_TO_ALL, BROADCAST = AllgatherOptions(), AllToAllOptions(), BroadcastOptions()
+GATHER, SCATTER, BARRIER = GatherOptions(), ScatterOptions(), BarrierOptions()
+"""The options of calls that give none. They are not changed."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -65,34 +86,6 @@ def tensors_in(argument: Any) -> list[torch.Tensor]:
     return []
 
 
-class Accelerator(Protocol):
-    """The backend of a process group for tensors on its ranks' GPUs.
-
-    It also has c10d's methods of collectives and messages, with c10d's arguments.
-    """
-
-    @property
-    def failure(self) -> Exception | None:
-        """The first error of a collective, or None."""
-
-    def torch_backend(self, device: torch.device, /) -> Backend | None:
-        """The backend of torch for a device, if the accelerator wraps one; else None."""
-
-    def _start_coalescing(self, device: torch.device, /) -> None: ...
-
-    def _end_coalescing(self, device: torch.device, /) -> Any:
-        """Return one work for all operations since :meth:`_start_coalescing`; None if there was none."""
-
-    def drop_coalesced(self, device: torch.device, /) -> None:
-        """End the operations since :meth:`_start_coalescing` after an error: forget those that have not begun."""
-
-    def abort(self) -> None:
-        """Make every collective fail, here and on the other ranks."""
-
-    def shutdown(self) -> None:
-        """Complete the operations in progress and close what the accelerator has opened."""
-
-
 class Coalesced(threading.local):
     """What a thread has coalesced since ``_start_coalescing``; None while it does not coalesce."""
 
@@ -102,10 +95,10 @@ class Coalesced(threading.local):
 class Submission:
     """The first and last steps of every collective of a process group."""
 
-    _communicator: Communicator
+    communicator: Communicator
+    timeout_s: float
+    accelerator: Accelerator | None
     _completer: FutureCompleter
-    _timeout_s: float
-    _accelerator: Accelerator | None
     _coalesced: list[CollectiveWork] | None
 
     def _call(
@@ -124,12 +117,12 @@ class Submission:
         ]
         arguments["timeout_s"] = self._deadline_of(opts)
         if getattr(opts, "asyncOp", True):
-            return [getattr(self._communicator, f"{name}_async")(*arrays, **arguments)]
-        getattr(self._communicator, name)(*arrays, **arguments)
+            return [getattr(self.communicator, f"{name}_async")(*arrays, **arguments)]
+        getattr(self.communicator, name)(*arrays, **arguments)
         return []
 
     def _deadline_of(self, opts: Any) -> float:
-        return seconds(getattr(opts, "timeout", None)) or self._timeout_s
+        return seconds(getattr(opts, "timeout", None)) or self.timeout_s
 
     def _work(
         self, outputs: Sequence[torch.Tensor], handles: Sequence[Handle], finishes: Sequence[Finish] = ()
@@ -163,20 +156,12 @@ class Submission:
         """
         if self.serves(tensor):
             return None
-        if self._accelerator is None:
+        if self.accelerator is None:
             raise ParamError(
                 f"This process group serves CPU tensors, got one on {tensor.device}. Move it to the CPU, or "
                 "give every rank a GPU and leave cuda= of init_process_group as it is."
             )
-        return self._accelerator
-
-
-def with_options(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of an accelerator, without its last argument, the options, if they are None.
-
-    torch's own groups take no None for them.
-    """
-    return method(*arguments[:-1]) if arguments[-1] is None else method(*arguments)
+        return self.accelerator
 
 
 def as_list(tensors: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Work
@@ -95,7 +95,15 @@ class UnawaitedWorks:
             queue.clear()
 
 
-class KeptWork(Work):
+class _WaitingWork(Work):
+    __slots__ = ()
+
+    def synchronize(self) -> None:
+        """The same as ``wait``."""
+        self.wait()
+
+
+class KeptWork(_WaitingWork):
     """A work of a backend for GPUs, whose Python object lives as long as C++ may call its methods.
 
     Attributes:
@@ -118,10 +126,6 @@ class KeptWork(Work):
             return False
         self._outputs = []
         return True
-
-    def synchronize(self) -> None:
-        """The same as ``wait``."""
-        self.wait()
 
     def __del__(self) -> None:
         if not self.is_awaited:
@@ -165,7 +169,7 @@ class CompletedWork(Work):
         return future
 
 
-class CollectiveWork(Work):
+class CollectiveWork(_WaitingWork):
     """A collective in progress, whose Python object lives as long as C++ may call its methods.
 
     The ``finishes`` run once, after the last handle has completed and before the result is available: they copy out of
@@ -284,10 +288,6 @@ class CollectiveWork(Work):
                 self._finish_lock.release()
         return True
 
-    def synchronize(self) -> None:
-        """The same as ``wait``: tensors on the CPU have no stream to order."""
-        self.wait()
-
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the output tensors; it holds this work, and so the buffers, until it is complete.
 
@@ -323,23 +323,42 @@ class CollectiveWork(Work):
                 finish()
 
 
-class _WorkHandle:
-    """A work, used as a handle of another work."""
-
-    def __init__(self, work: CollectiveWork) -> None:
-        self._work = work
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        self._work.wait(None if timeout_s is None else timedelta(seconds=timeout_s))
-
-    def done(self) -> bool:
-        return self._work.is_completed()
-
-
-def joined(works: Sequence[CollectiveWork], *, completer: FutureCompleter) -> CollectiveWork:
+class JoinedWork(_WaitingWork):
     """Several works as one."""
-    outputs = [output for work in works for output in work.result()]
-    return CollectiveWork(outputs, [_WorkHandle(work) for work in works], completer)
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all works; the timeout is that of each."""
+        return all(work.wait(_NO_TIMEOUT if timeout is None else timeout) for work in self._works)
+
+    def is_completed(self) -> bool:
+        """Whether all works are over."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all works are over and none failed."""
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Any:
+        """The error of the first work that has failed, else None."""
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors of all works; wait first."""
+        return [output for work in self._works for output in work.result()]
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A future of the output tensors, or of the first error."""
+        together = torch.futures.collect_all([work.get_future() for work in self._works])
+
+        def outputs_or_failure(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
+            self.wait()
+            return self.result()
+
+        return together.then(outputs_or_failure)
 
 
 def seconds(timeout: timedelta | None) -> float | None:

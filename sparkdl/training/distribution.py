@@ -25,7 +25,7 @@ from sparkdl.torch import (
     init_process_group,
     synchronized_batch_norms,
 )
-from sparkdl.torch.buffers import plain_parts
+from sparkdl.torch.buffers import plain_parts, whole_tensor
 from sparkdl.torch.replicas import LiveParameters
 from sparkdl.training.objective import Evaluation, StepModule
 from sparkdl.training.spec import DRAWN
@@ -482,12 +482,6 @@ def num_readers(spec: TrainingSpec, num_ranks: int) -> int:
     sizes = spec.parallelism.resolve(num_ranks)
     assert sizes.data is not None, "resolved"
     return sizes.data * sizes.shard
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """Gather the whole of a DTensor, collectively; return any other tensor itself."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
 
 
 def placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:

@@ -13,8 +13,8 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module
 from sparkdl.model.losses import LossTerm
-from sparkdl.torch.buffers import plain_parts
-from sparkdl.training.distribution import DividedModel, placed, whole_tensor
+from sparkdl.torch.buffers import plain_parts, whole_tensor
+from sparkdl.training.distribution import DividedModel, placed
 from sparkdl.training.objective import Evaluation
 
 if TYPE_CHECKING:

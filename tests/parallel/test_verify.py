@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder
 from sparkdl.parallel import sequence
-from sparkdl.parallel.collectives import whole_tensor
 from sparkdl.parallel.context import share_sequences
 from sparkdl.parallel.parallelism import Parallelism
 from sparkdl.parallel.parallelize import parallelize
@@ -25,6 +24,7 @@ from sparkdl.parallel.pipeline.pipeline import Pipeline
 from sparkdl.parallel.sharding import accumulated, average_gradients
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.verify.sketches import differing, sketch
+from sparkdl.torch.buffers import whole_tensor
 from tests.checks import chosen, require, slow, with_marks
 from tests.parallel.models import SIZES, batch, decoder
 from tests.torch.checks import run_checks

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.pipeline.cut_checks import check_between_parts, check_first_call, check_parameters
+from sparkdl.parallel.pipeline.cut_checks import FirstCall, check_between_parts, check_parameters
 from sparkdl.parallel.pipeline.parts import balance, blocks_in, costs_by_memory, hugging_face_model, parts_of
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, stages_of_rank
 from sparkdl.parallel.pipeline.stand_ins import make_replacement, own_blocks, set_module, shallow_copy, untie
@@ -234,7 +234,7 @@ def _keep(
         base = shell.get_submodule(parts.blocks.rpartition(".")[0])
         _make_stage(model, base, is_root=not prefix, is_first=is_first, is_last=is_last, layers=layers)
     elif not is_first:
-        check_first_call(shell, parts, layers.start)
+        FirstCall(shell, parts, layers.start)
     return shell
 
 

@@ -61,23 +61,17 @@ def check_parameters(module: nn.Module, parts: PipelineParts) -> None:
             )
 
 
-def check_first_call(stage: nn.Module, parts: PipelineParts, number_of_first: int) -> None:
-    """Check a stage after the first one when it is called for the first time; see :class:`_FirstCall`.
+class FirstCall:
+    """Hook that checks a stage after the first one at its first call.
+
+    A model whose ``forward`` changes the tensor between its parts would do so in every stage, and a model that looks up
+    something by a block's number would find that of another block, as a stage counts its blocks from 0. Both would be
+    wrong silently. A model whose ``forward`` needs all of its blocks cannot be checked in this way.
 
     Args:
         stage: the stage.
         parts: parts of the model.
         number_of_first: number of the stage's first block in the model.
-    """
-    _FirstCall(stage, parts, number_of_first)
-
-
-class _FirstCall:
-    """Hook that checks a stage at its first call.
-
-    A model whose ``forward`` changes the tensor between its parts would do so in every stage, and a model that looks up
-    something by a block's number would find that of another block, as a stage counts its blocks from 0. Both would be
-    wrong silently. A model whose ``forward`` needs all of its blocks cannot be checked in this way.
     """
 
     def __init__(self, stage: nn.Module, parts: PipelineParts, number_of_first: int) -> None:

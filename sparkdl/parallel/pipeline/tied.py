@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import local_part
 from sparkdl.parallel.pipeline.schedules import stages_of_rank
 from sparkdl.parallel.verify.sketches import differing, sketch
 from sparkdl.torch.averaging import device_of_counts
+from sparkdl.torch.buffers import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

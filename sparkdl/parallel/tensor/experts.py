@@ -21,12 +21,12 @@ from sparkdl.parallel.collectives import (
     apply,
     gather,
     gather_summed,
-    local_part,
     sum_gradient,
     sum_of_ranks,
     sum_scattered,
 )
 from sparkdl.parallel.tensor.layers import whole_parameters
+from sparkdl.torch.buffers import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,13 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from sparkdl.parallel.collectives import (
     gather,
-    local_part,
     split,
     sum_gradient,
     sum_of_ranks,
     sum_scattered,
-    whole_tensor,
 )
+from sparkdl.torch.buffers import local_part, whole_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

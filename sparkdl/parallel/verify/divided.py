@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from sparkdl.errors import ParamError, SparkdlError
+from sparkdl.model.architecture import evaluating
 from sparkdl.parallel.verify.sketches import (
     GRADIENTS,
     MOST_ROUNDING,
@@ -18,7 +19,7 @@ from sparkdl.parallel.verify.sketches import (
     differing,
     sketch,
 )
-from sparkdl.parallel.verify.verification import Verification, evaluating, paused
+from sparkdl.parallel.verify.verification import Verification, paused
 from sparkdl.patches.compiler import not_compiled
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class TensorVerification(Verification):
         kwargs = {key: None if key in _CACHES else value for key, value in kwargs.items()}
         failure = divided = None
         # Paused: what is checked in these trials would not be checked in the pass that follows, with dropout.
-        with torch.no_grad(), evaluating(module), paused([self]):
+        with evaluating(module), paused([self]):
             try:
                 divided = _first_output(module, args, kwargs)
                 divided = output(divided) if output is not None else divided

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from sparkdl.errors import ParamError
+from sparkdl.model.architecture import evaluating
 from sparkdl.parallel.verify.sketches import (
     GRADIENTS,
     MOST_ROUNDING,
@@ -22,7 +23,6 @@ from sparkdl.parallel.verify.sketches import (
 )
 from sparkdl.parallel.verify.verification import (
     Verification,
-    evaluating,
     outputs_with_gradients,
     paused,
     verifications_of,
@@ -153,7 +153,7 @@ class WholeSequenceVerification(Verification):
             return value[:1, :most].clone() if is_sequence else value
 
         args, kwargs = tree_map(beginning, (args, dict(kwargs)))
-        with torch.no_grad(), evaluating(module), paused(verifications_of(module)):
+        with evaluating(module), paused(verifications_of(module)):
             pairs = zip(
                 tree_leaves(module.forward(*args, **kwargs)),
                 tree_leaves(compute_alone(*args, **kwargs)),

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import local_part
 from sparkdl.torch.averaging import device_of_counts
+from sparkdl.torch.buffers import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

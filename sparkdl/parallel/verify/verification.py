@@ -86,8 +86,11 @@ class Verification:
         try:
             self._compare_step(with_gradients)
         finally:
-            is_first_over = not with_gradients or self._module is None or _has_gradients(self._module)
-            self._is_over[with_gradients] = is_first_over
+            self._is_over[with_gradients] = (
+                not with_gradients
+                or self._module is None
+                or any(parameter.grad is not None for parameter in self._module.parameters())
+            )
             self._seen.clear()
 
     # torch.compile inlines the hooks, so that a check that is over costs compiled code nothing.
@@ -146,22 +149,6 @@ def paused(verifications: Iterable[Verification]) -> Iterator[None]:
     finally:
         for verification in waiting:
             verification.is_paused = False
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Context in which a module is in ``eval()`` mode: dropout draws other numbers for a part."""
-    modes = {layer: layer.training for layer in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for layer, is_training in modes.items():
-            layer.training = is_training
-
-
-def _has_gradients(module: nn.Module) -> bool:
-    return any(parameter.grad is not None for parameter in module.parameters())
 
 
 def _without_checks(kind: type[Verification]) -> Verification:

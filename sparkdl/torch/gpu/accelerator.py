@@ -43,8 +43,6 @@ from sparkdl.torch.process_group import SparkdlProcessGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch._C._distributed_c10d import Backend
-
     from sparkdl.torch.submission import Accelerator
 
 logger = logging.getLogger(__name__)
@@ -53,7 +51,7 @@ CUDA_BACKENDS = ("auto", "torch", "sparkdl", "hierarchical", "host")
 
 
 class TorchAccelerator:
-    """The accelerator that is a c10d group of torch's own, whose collectives are called as they are.
+    """The accelerator that is a c10d group of torch's own, whose methods are called as they are.
 
     Args:
         group: group with one backend.
@@ -68,27 +66,9 @@ class TorchAccelerator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def torch_backend(self, device: torch.device) -> Backend:
-        """See :class:`~sparkdl.torch.submission.Accelerator`."""
-        return self._group._get_backend(device)
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        self._group._start_coalescing(device)
-
-    def _end_coalescing(self, device: torch.device) -> dist.Work | None:
-        return self._group._end_coalescing(device)
-
     def drop_coalesced(self, device: torch.device) -> None:
-        """See :class:`~sparkdl.torch.submission.Accelerator`; torch has no way to forget them, so it starts them."""
+        """End coalesced operations after an error; torch has no way to forget them, so it starts them."""
         self._group._end_coalescing(device)
-
-    def abort(self) -> None:
-        """Make every collective fail."""
-        self._group.abort()
-
-    def shutdown(self) -> None:
-        """Close the group."""
-        self._group.shutdown()
 
 
 def open_accelerator(
@@ -204,7 +184,7 @@ def warn_of_wire(backend: str, wire: str, num_hosts: int) -> None:
 
 
 def open_staged(
-    communicator: Communicator, rendezvous: Rendezvous, store: Store, lane: Any, timeout_s: float
+    communicator: Communicator, rendezvous: Rendezvous, store: Store, lane: GpuLane, timeout_s: float
 ) -> StagedAccelerator:
     """Open the backend that goes through host memory."""
     host_group = _host_group(communicator, rendezvous, store, timeout_s)
@@ -215,7 +195,7 @@ def open_hierarchical(
     communicator: Communicator,
     rendezvous: Rendezvous,
     store: Store,
-    lane: Any,
+    lane: GpuLane,
     timeout_s: float,
     *,
     gpu: int,

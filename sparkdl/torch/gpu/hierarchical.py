@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, ReduceScatterOptions
 
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch.buffers import (
@@ -34,14 +33,14 @@ from sparkdl.torch.buffers import (
 )
 from sparkdl.torch.gpu.nccl import described
 from sparkdl.torch.gpu.staged import StagedAccelerator, StagedWork
-from sparkdl.torch.submission import as_list
+from sparkdl.torch.submission import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, as_list
 from sparkdl.torch.work import seconds
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.collective.nccl.group import NcclBatch, NcclHandle
     from sparkdl.collective.nccl.hierarchy import Hierarchy
-    from sparkdl.torch.gpu.lanes import Lane
+    from sparkdl.torch.gpu.lanes import GpuLane
     from sparkdl.torch.process_group import SparkdlProcessGroup
 
 
@@ -61,7 +60,7 @@ class PinnedAcross:
         lane: lane on which the copies run.
     """
 
-    def __init__(self, communicator: Communicator, lane: Lane) -> None:
+    def __init__(self, communicator: Communicator, lane: GpuLane) -> None:
         self._communicator = communicator
         self._lane = lane
 
@@ -111,7 +110,7 @@ class DeviceAcross:
         lane: lane on which the reductions run.
     """
 
-    def __init__(self, communicator: Communicator, lane: Lane) -> None:
+    def __init__(self, communicator: Communicator, lane: GpuLane) -> None:
         self._communicator = communicator
         self._lane = lane
 
@@ -174,7 +173,7 @@ class HierarchicalSteps:
         lane: lane on which the steps run.
     """
 
-    def __init__(self, hierarchy: Hierarchy, lane: Lane) -> None:
+    def __init__(self, hierarchy: Hierarchy, lane: GpuLane) -> None:
         self._inside = hierarchy.inside
         self._num_parts = hierarchy.num_parts
         self._lane = lane
@@ -282,7 +281,7 @@ class HierarchicalAccelerator(StagedAccelerator):
     """
 
     def __init__(
-        self, hierarchy: Hierarchy, host_group: SparkdlProcessGroup, lane: Lane, *, timeout_s: float
+        self, hierarchy: Hierarchy, host_group: SparkdlProcessGroup, lane: GpuLane, *, timeout_s: float
     ) -> None:
         super().__init__(host_group, lane, hierarchy.all_ranks.name)
         self._hierarchy = hierarchy
@@ -290,9 +289,8 @@ class HierarchicalAccelerator(StagedAccelerator):
         self._world_size = hierarchy.all_ranks.world_size
         self._steps = HierarchicalSteps(hierarchy, lane)
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> StagedWork:
+    def allreduce(self, tensors: Tensors, opts: Any = ALL_REDUCE) -> StagedWork:
         """Reduce each tensor over the ranks, in place."""
-        opts = AllreduceOptions() if opts is None else opts
         tensors = as_list(tensors)
         reduction = reduction_of(opts.reduceOp)
         if not all(_is_reduced_by_nccl(tensor, reduction) for tensor in tensors):
@@ -309,16 +307,15 @@ class HierarchicalAccelerator(StagedAccelerator):
     allreduce_coalesced = allreduce
 
     def _reduce_scatter_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = REDUCE_SCATTER
     ) -> StagedWork:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = REDUCE_SCATTER
     ) -> StagedWork:
         """The reduce_scatter of several pairs, one after another."""
-        opts = ReduceScatterOptions() if opts is None else opts
         reduction = reduction_of(opts.reduceOp)
         is_ours = all(_is_reduced_by_nccl(tensor, reduction) for tensor in inputs)
         if not (is_ours and self._hierarchy.is_even and self._fit(outputs, inputs)):
@@ -336,15 +333,16 @@ class HierarchicalAccelerator(StagedAccelerator):
 
         return self._run(outputs, [*outputs, *inputs], opts, communicate)
 
-    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> StagedWork:
+    def _allgather_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = ALL_GATHER
+    ) -> StagedWork:
         """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = ALL_GATHER
     ) -> StagedWork:
         """The allgather of several pairs, one after another."""
-        opts = AllgatherOptions() if opts is None else opts
         if not (self._hierarchy.is_even and self._fit(inputs, outputs)):
             return super().allgather_into_tensor_coalesced(outputs, inputs, opts)
 

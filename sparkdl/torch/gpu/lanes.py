@@ -1,65 +1,23 @@
 """The stream beside the caller's on which collectives of CUDA tensors run, so that they overlap with computation.
 
-Collectives use ``torch.cuda`` only in :class:`GpuLane`; the backends in this package use a lane through the protocol
-:class:`Lane`.
+The backends in this package use ``torch.cuda`` only through a :class:`GpuLane`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sparkdl.collective import Handle
 
 
-class Lane(Protocol):
-    """The stream on which collectives of one device run, and the ways to wait for them."""
-
-    def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> AbstractContextManager[int]:
-        """Within this context, torch's work runs after the caller's stream so far; yields the number of its stream.
-
-        Args:
-            tensors: tensors that the work within reads and writes.
-            asynchronous: whether the caller's stream continues meanwhile; if not, the work runs on that stream.
-        """
-
-    def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[int]:
-        """Within this context, torch's work runs beside the caller's stream, after a mark; yields its stream's number.
-
-        Unlike :meth:`beside` it may be entered on any thread, and does not wait for other work on the caller's stream.
-
-        Args:
-            mark: mark after which the work runs, besides all earlier work on its own stream.
-            tensors: tensors that the work within reads and writes; the caller keeps them until then.
-        """
-
-    def order(self, handle: Handle) -> None:
-        """Order torch's later work on the same stream after the operations of ``handle``."""
-
-    def mark(self) -> Any:
-        """Return a mark of the point that the current stream has reached, for :meth:`join` and :meth:`block`."""
-
-    def join(self, mark: Any) -> None:
-        """Make the caller's stream wait for a mark; the host does not wait."""
-
-    def block(self, mark: Any) -> None:
-        """Make the host wait for a mark."""
-
-    def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous host tensor of the same shape and dtype, for asynchronous copies to and from the device."""
-
-    def new_future(self) -> torch.futures.Future[Any]:
-        """A future whose value may be on the device; its waiters are ordered after the stream that set it."""
-
-
 class GpuLane:
-    """The lane of a GPU.
+    """The stream on which collectives of one GPU run, and the ways to wait for them.
 
     Args:
         device: device of the GPU, with its index.
@@ -71,7 +29,12 @@ class GpuLane:
 
     @contextmanager
     def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
-        """See :class:`Lane`."""
+        """Within this context, torch's work runs after the caller's stream so far; yields the number of its stream.
+
+        Args:
+            tensors: tensors that the work within reads and writes.
+            asynchronous: whether the caller's stream continues meanwhile; if not, the work runs on that stream.
+        """
         current = torch.cuda.current_stream(self._device)
         if not asynchronous:
             yield int(current.cuda_stream)
@@ -85,7 +48,14 @@ class GpuLane:
 
     @contextmanager
     def after(self, mark: torch.cuda.Event, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
-        """See :class:`Lane`."""
+        """Within this context, torch's work runs beside the caller's stream, after a mark; yields its stream's number.
+
+        Unlike :meth:`beside` it may be entered on any thread, and does not wait for other work on the caller's stream.
+
+        Args:
+            mark: mark after which the work runs, besides all earlier work on its own stream.
+            tensors: tensors that the work within reads and writes; the caller keeps them until then.
+        """
         with torch.cuda.stream(self._side):
             self._side.wait_event(mark)
             try:
@@ -94,28 +64,28 @@ class GpuLane:
                 self._keep(tensors)
 
     def order(self, _: Handle) -> None:
-        """See :class:`Lane`; a stream keeps its order by itself."""
+        """Order torch's later work on the same stream after a handle's operations; a stream does so by itself."""
 
     def mark(self) -> torch.cuda.Event:
-        """See :class:`Lane`."""
+        """Return a mark of the point that the current stream has reached, for :meth:`join` and :meth:`block`."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def join(self, mark: torch.cuda.Event) -> None:
-        """See :class:`Lane`."""
+        """Make the caller's stream wait for a mark; the host does not wait."""
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def block(self, mark: torch.cuda.Event) -> None:
-        """See :class:`Lane`."""
+        """Make the host wait for a mark."""
         mark.synchronize()
 
     def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """See :class:`Lane`; the tensor is in pinned memory."""
+        """A tensor in pinned memory of the same shape and dtype, for asynchronous copies to and from the device."""
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
 
     def new_future(self) -> torch.futures.Future[Any]:
-        """See :class:`Lane`."""
+        """A future whose value may be on the device; its waiters are ordered after the stream that set it."""
         return torch.futures.Future(devices=[self._device])
 
     def _keep(self, tensors: Sequence[torch.Tensor]) -> None:

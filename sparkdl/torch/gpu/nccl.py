@@ -11,21 +11,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    ScatterOptions,
-)
 
 from sparkdl.collective.buffers import DeviceArray
 from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of, rows_of_blocks
-from sparkdl.torch.submission import Coalesced, as_list
+from sparkdl.torch.submission import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    Coalesced,
+    as_list,
+)
 from sparkdl.torch.work import CompletedWork, KeptWork, UnawaitedWorks, seconds
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from sparkdl.collective.nccl.group import NcclBatch, NcclGroup, NcclHandle
     from sparkdl.errors import CommunicatorError, SparkdlError
-    from sparkdl.torch.gpu.lanes import Lane
+    from sparkdl.torch.gpu.lanes import GpuLane
 
 
 class NcclWork(KeptWork):
@@ -49,7 +50,7 @@ class NcclWork(KeptWork):
         unawaited: UnawaitedWorks,
         group: NcclGroup,
         handle: NcclHandle,
-        lane: Lane,
+        lane: GpuLane,
         mark: Any,
     ) -> None:
         super().__init__(outputs, unawaited)
@@ -125,7 +126,7 @@ class NcclAccelerator:
         timeout_s: default deadline of a collective, in seconds.
     """
 
-    def __init__(self, group: NcclGroup, lane: Lane, *, timeout_s: float) -> None:
+    def __init__(self, group: NcclGroup, lane: GpuLane, *, timeout_s: float) -> None:
         self._group = group
         self._lane = lane
         self._timeout_s = timeout_s
@@ -137,9 +138,8 @@ class NcclAccelerator:
         """The error of the group, or None."""
         return self._group.error()
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
+    def allreduce(self, tensors: Tensors, opts: Any = ALL_REDUCE) -> NcclWork | CompletedWork:
         """Reduce each tensor over the ranks, in place, as one operation."""
-        opts = AllreduceOptions() if opts is None else opts
         tensors = as_list(tensors)
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -152,9 +152,8 @@ class NcclAccelerator:
 
     allreduce_coalesced = allreduce
 
-    def reduce(self, tensors: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
+    def reduce(self, tensors: Tensors, opts: Any = REDUCE) -> NcclWork | CompletedWork:
         """Reduce over the ranks into the root's tensors; the other ranks keep theirs."""
-        opts = ReduceOptions() if opts is None else opts
         tensors = as_list(tensors)
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -167,16 +166,15 @@ class NcclAccelerator:
         return self._run(opts, tensors, tensors, add)
 
     def _reduce_scatter_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = REDUCE_SCATTER
     ) -> NcclWork | CompletedWork:
         """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = REDUCE_SCATTER
     ) -> NcclWork | CompletedWork:
         """The reduce_scatter of several pairs, as one operation."""
-        opts = ReduceScatterOptions() if opts is None else opts
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -189,23 +187,22 @@ class NcclAccelerator:
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
     def reduce_scatter(
-        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None
+        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = REDUCE_SCATTER
     ) -> NcclWork | CompletedWork:
         """Reduce the ranks' lists, whose entries have one size, and keep this rank's entry in ``outputs``."""
         joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
         return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
 
     def _allgather_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = ALL_GATHER
     ) -> NcclWork | CompletedWork:
         """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+        self, outputs: Tensors, inputs: Tensors, opts: Any = ALL_GATHER
     ) -> NcclWork | CompletedWork:
         """The allgather of several pairs, as one operation."""
-        opts = AllgatherOptions() if opts is None else opts
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -215,10 +212,9 @@ class NcclAccelerator:
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
     def allgather(
-        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = ALL_GATHER
     ) -> NcclWork | CompletedWork:
         """Copy the input of every rank to that rank's tensor of the list; sizes may differ between ranks."""
-        opts = AllgatherOptions() if opts is None else opts
         every_output = [output for outputs in output_lists for output in outputs]
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -230,9 +226,8 @@ class NcclAccelerator:
 
         return self._run(opts, [*every_output, *inputs], every_output, add)
 
-    def broadcast(self, tensors: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
+    def broadcast(self, tensors: Tensors, opts: Any = BROADCAST) -> NcclWork | CompletedWork:
         """Give every rank the root's tensors."""
-        opts = BroadcastOptions() if opts is None else opts
         tensors = as_list(tensors)
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -243,10 +238,9 @@ class NcclAccelerator:
         return self._run(opts, tensors, tensors, add)
 
     def gather(
-        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None
+        self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = GATHER
     ) -> NcclWork | CompletedWork:
         """Copy the input of every rank to the root's list of tensors."""
-        opts = GatherOptions() if opts is None else opts
         is_root = self._group.rank == opts.rootRank
         outputs = list(output_lists[0]) if is_root else []
 
@@ -258,10 +252,9 @@ class NcclAccelerator:
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
     def scatter(
-        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = None
+        self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any = SCATTER
     ) -> NcclWork | CompletedWork:
         """Give every rank its entry of the root's list of tensors."""
-        opts = ScatterOptions() if opts is None else opts
         inputs = list(input_lists[0]) if self._group.rank == opts.rootRank else []
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
@@ -271,9 +264,8 @@ class NcclAccelerator:
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> NcclWork | CompletedWork:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = ALL_TO_ALL) -> NcclWork | CompletedWork:
         """Send ``inputs[r]`` to rank r and receive ``outputs[r]`` from it."""
-        opts = AllToAllOptions() if opts is None else opts
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for rank, (output, tensor) in enumerate(zip(outputs, inputs, strict=True)):
@@ -290,7 +282,7 @@ class NcclAccelerator:
         tensor: torch.Tensor,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
-        opts: Any = None,
+        opts: Any = ALL_TO_ALL,
     ) -> NcclWork | CompletedWork:
         """Send block r of a tensor to rank r; split sizes count rows, and are equal if none are given."""
         return self.alltoall(
@@ -328,9 +320,6 @@ class NcclAccelerator:
         """Complete the collectives in progress and close the group."""
         self._group.close()
         self._unawaited.close()
-
-    def torch_backend(self, _: torch.device) -> None:
-        """None: the accelerator is not torch's."""
 
     def _start_coalescing(self, _: torch.device) -> None:
         self._coalesced.items = []

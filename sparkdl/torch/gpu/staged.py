@@ -18,16 +18,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Work
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch.futures import FutureCompleter
 from sparkdl.torch.submission import Coalesced, tensors_in
-from sparkdl.torch.work import KeptWork, seconds
+from sparkdl.torch.work import JoinedWork, KeptWork, seconds
 
 if TYPE_CHECKING:
-    from sparkdl.torch.gpu.lanes import Lane
+    from sparkdl.torch.gpu.lanes import GpuLane
     from sparkdl.torch.process_group import SparkdlProcessGroup
 
 
@@ -41,7 +40,7 @@ class StagedWork(KeptWork):
     ``wait`` makes the host wait until the collective is over, and the caller's stream until its results are copied.
     """
 
-    def __init__(self, outputs: Sequence[torch.Tensor], lane: Lane, completer: FutureCompleter) -> None:
+    def __init__(self, outputs: Sequence[torch.Tensor], lane: GpuLane, completer: FutureCompleter) -> None:
         super().__init__(outputs, completer.unawaited)
         self._lane = lane
         self._completer = completer
@@ -99,7 +98,7 @@ class StagedMessage(StagedWork):
     def __init__(
         self,
         outputs: Sequence[torch.Tensor],
-        lane: Lane,
+        lane: GpuLane,
         completer: FutureCompleter,
         finish: Callable[[Any], Any],
     ) -> None:
@@ -163,48 +162,6 @@ def _none_if_endless(deadline: Deadline) -> float | None:
     return None if deadline.timeout_s == math.inf else deadline.remaining_s()
 
 
-class StagedWorks(Work):
-    """Several works as one."""
-
-    def __init__(self, works: Sequence[StagedWork]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all works; the timeout is that of each."""
-        return all(work.wait(timeout) for work in self._works)
-
-    def synchronize(self) -> None:
-        """The same as ``wait``."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Whether all works are over."""
-        return all(work.is_completed() for work in self._works)
-
-    def is_success(self) -> bool:
-        """Whether all works are over and none failed."""
-        return all(work.is_success() for work in self._works)
-
-    def exception(self) -> Exception | None:
-        """The error of the first work that has failed, else None."""
-        return next((error for work in self._works if (error := work.exception()) is not None), None)
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors of all works; wait first."""
-        return [output for work in self._works for output in work.result()]
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the output tensors, or of the first error."""
-        together = torch.futures.collect_all([work.get_future() for work in self._works])
-
-        def outputs_or_failure(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
-            self.wait()
-            return self.result()
-
-        return together.then(outputs_or_failure)
-
-
 class _Worker:
     """A thread that calls functions in the order in which they are given."""
 
@@ -266,7 +223,7 @@ class StagedAccelerator:
         failure: first error of the communicator below, or None.
     """
 
-    def __init__(self, host_group: SparkdlProcessGroup, lane: Lane, name: str) -> None:
+    def __init__(self, host_group: SparkdlProcessGroup, lane: GpuLane, name: str) -> None:
         self._host_group = host_group
         self._lane = lane
         self.failure: CommunicatorError | None = None
@@ -298,16 +255,13 @@ class StagedAccelerator:
     send = _staged("send", reads=[0], is_message=True)
     recv = _staged("recv", writes=[0], is_message=True)
 
-    def torch_backend(self, _: torch.device) -> None:
-        """None: the accelerator is not torch's."""
-
     def _start_coalescing(self, _: torch.device) -> None:
         self._coalesced.items = []
 
-    def _end_coalescing(self, _: torch.device) -> StagedWorks | None:
+    def _end_coalescing(self, _: torch.device) -> JoinedWork | None:
         """All operations since :meth:`_start_coalescing` as one work; None if there was none."""
         works, self._coalesced.items = self._coalesced.items, None
-        return StagedWorks(works) if works else None
+        return JoinedWork(works) if works else None
 
     def drop_coalesced(self, _: torch.device) -> None:
         """Forget the operations since :meth:`_start_coalescing`, which have begun."""

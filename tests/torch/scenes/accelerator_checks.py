@@ -28,7 +28,7 @@ from sparkdl.errors import CommunicatorAbortedError, ParamError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch import RendezvousStore
 from sparkdl.torch.gpu.accelerator import open_hierarchical, open_staged
-from sparkdl.torch.gpu.lanes import Lane
+from sparkdl.torch.gpu.lanes import GpuLane
 from sparkdl.torch.gpu.nccl import NcclAccelerator
 from sparkdl.torch.gpu.staged import StagedAccelerator
 from tests.checks import outcome_of
@@ -377,7 +377,7 @@ def rooted(options: Any, root: int) -> Any:
 def run_checks(
     environment: RankEnvironment,
     backend: str,
-    lane: Lane,
+    lane: GpuLane,
     device: torch.device,
     hosts: Sequence[int] | None = None,
 ) -> dict[str, str | None]:

@@ -51,9 +51,6 @@ class Recorder:
     def recv(self, tensors: Any, source: int, tag: int) -> None:
         self.calls.append(f"recv from {source}")
 
-    def torch_backend(self, device: torch.device) -> None:
-        pass
-
     def abort(self) -> None:
         pass
 

@@ -9,13 +9,11 @@ run on it unchanged. The module starts no processes and has no training loop.
 from __future__ import annotations
 
 from sparkdl.collective.current import add_finder
-from sparkdl.patches.rendezvous_handlers import replace_handlers
 from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK
 from sparkdl.torch.data_parallel import DataParallel
 from sparkdl.torch.local_updates import LocalUpdates
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup, collective_errors
 from sparkdl.torch.registration import (
-    HANDLERS,
     RendezvousStore,
     StoreRendezvous,
     destroy_process_group,
@@ -46,5 +44,4 @@ __all__ = [
 ]
 
 register()
-replace_handlers(HANDLERS)
 add_finder(find_torchrun)

@@ -52,6 +52,7 @@ from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns, name
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
 from sparkdl.patches.late_parameters import average_late_parameters
 from sparkdl.patches.mesh_caches import forget_meshes
+from sparkdl.patches.rendezvous_handlers import replace_handlers
 from sparkdl.rendezvous.addresses import (
     LOOPBACK,
     hosts_of_name,
@@ -370,7 +371,8 @@ _cuda_backends: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary(
 
 
 def register() -> None:
-    """Register the backend ``"sparkdl"`` with torch.distributed. Idempotent."""
+    """Register the backend ``"sparkdl"`` and the handlers above with torch.distributed. Idempotent."""
+    replace_handlers(HANDLERS)
     if BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             BACKEND_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"]

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from tests.processes import wait_until_gone
 from tests.standalone.cluster import StandaloneCluster
 from tests.standalone.submitting import started
 
@@ -29,6 +28,7 @@ from pyspark.sql import SparkSession
 from torch import nn
 
 from sparkdl.estimators import TorchEstimator
+from tests.processes import wait_until_gone
 
 NUM_FITS, NUM_ROWS, NUM_EPOCHS = map(int, sys.argv[3:6])
 
@@ -65,12 +65,13 @@ def fit(frame, folder, **params):
     began = time.monotonic()
     fitted = estimator.fit(frame)
     weights = {name: value.tolist() for name, value in fitted.module.state_dict().items()}
+    pids = [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]
     return {
+        "left": wait_until_gone(pids, 10),  # now, as other processes get these numbers later
         "seconds": time.monotonic() - began,
         "rows": [record.rows for record in fitted.history],
         "val_loss": fitted.history[-1].metrics["val_loss"],
         "weights": weights,
-        "pids": [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")],
     }
 
 
@@ -146,5 +147,5 @@ def test_fits_that_lose_ranks_at_random_moments_end_as_an_undisturbed_one(kind, 
         assert fit["val_loss"] == pytest.approx(undisturbed["val_loss"], abs=1e-5)
         for name, values in fit["weights"].items():
             np.testing.assert_allclose(values, undisturbed["weights"][name], atol=1e-5, err_msg=name)
-        assert wait_until_gone(fit["pids"], 10) == []
+        assert fit["left"] == []
     assert Counter(fit["kills"] for fit in fits)[2] > NUM_FITS / 2

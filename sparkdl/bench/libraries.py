@@ -76,6 +76,8 @@ LIBRARIES: dict[str, Library] = {
         variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"},
     ),
     "mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
+    # MPI sums the gradients of torch's DistributedDataParallel, which needs a process group for everything else.
+    "gloo and mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
     "horovod": Library(
         requires="horovod",
         extension="torch/mpi_lib_v2*.so",

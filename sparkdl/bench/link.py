@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkdl.bench.contenders.link import MODELS
 from sparkdl.bench.libraries import missing_libraries
-from sparkdl.bench.namespaces import Namespace, two_hosts, why_impossible
+from sparkdl.bench.namespaces import Namespace, limited_hosts, why_impossible
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, percentile, write_report
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = []
     for megabits in rates:
         print(f"measuring a link of {megabits:g} Mbit/s ...", flush=True)
-        with two_hosts(megabits / 1000) as hosts:
+        with limited_hosts(2, megabits / 1000) as hosts:
             measured = _measure(hosts, contenders, arguments)
         rows += make_rows(f"{megabits:g} Mbit/s", measured, arguments)
     print(format_rows(rows))

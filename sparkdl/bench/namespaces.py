@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -124,6 +124,9 @@ def why_impossible() -> str:
     return ""
 
 
+INTERFACE = "eth0"
+"""Name of a host's interface."""
+
 _BURST = "256kb"
 """Size of the token bucket: it must hold the largest packet before the kernel segments it, 64 KiB."""
 
@@ -142,16 +145,23 @@ def configure(namespace: Namespace, commands: Sequence[str]) -> None:
 
 
 @contextmanager
-def two_hosts(gigabits_per_s: float) -> Iterator[tuple[Namespace, Namespace]]:
-    """Make two hosts with a cable between them that is limited in both directions."""
-    with Namespace() as first, Namespace() as second:
-        configure(first, [f"link add eth0 type veth peer name eth0 netns {second.pid}"])
-        for number, host in enumerate((first, second), 1):
+def limited_hosts(number: int, gigabits_per_s: float) -> Iterator[tuple[Namespace, ...]]:
+    """Make hosts with a cable each to one switch; all cables are limited in both directions."""
+    with ExitStack() as stack:
+        switch = stack.enter_context(Namespace())
+        configure(switch, ["link add switch0 type bridge mcast_snooping 0", "link set switch0 up"])
+        hosts = tuple(stack.enter_context(Namespace()) for _ in range(number))
+        for index, host in enumerate(hosts):
+            port = f"port{index}"
+            cable = f"link add {port} type veth peer name {INTERFACE} netns {host.pid}"
+            configure(switch, [cable, f"link set {port} master switch0", f"link set {port} up"])
+            address = f"10.77.1.{index + 1}/24"
             configure(
-                host, ["link set lo up", f"address add 10.77.1.{number}/24 dev eth0", "link set eth0 up"]
+                host, ["link set lo up", f"address add {address} dev {INTERFACE}", f"link set {INTERFACE} up"]
             )
-            limit(host, "eth0", gigabits_per_s)
-        yield first, second
+            limit(host, INTERFACE, gigabits_per_s)
+            limit(switch, port, gigabits_per_s)
+        yield hosts
 
 
 def _enter(fd: int) -> None:

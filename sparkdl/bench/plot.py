@@ -91,6 +91,31 @@ def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def plot_scaling(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the speed-up over the number of ranks, one plot per case; the suffix of the file sets the format."""
+    from matplotlib.figure import Figure
+
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    figure = Figure(figsize=(5.5 * len(cases), 4.8), layout="constrained")
+    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
+        rows_of_case = [row for row in rows if row["case"] == case]
+        counts = sorted({row["ranks"] for row in rows_of_case})
+        axes.plot(counts, counts, ":", color="gray", label="ideal")
+        for contender in dict.fromkeys(row["contender"] for row in rows_of_case if row["ranks"] > 1):
+            line = [(row["ranks"], row["speed_up"]) for row in rows_of_case if row["contender"] == contender]
+            style = "--" if contender == "alone" else "-"
+            name = "alone (no communication)" if contender == "alone" else contender
+            axes.plot(*zip((1, 1.0), *line, strict=True), style, marker="o", label=name)
+        axes.set_xticks(counts)
+        axes.set_xlabel("number of ranks")
+        axes.set_ylabel("speed-up (more is better)")
+        axes.set_title(case)
+        axes.grid(alpha=0.3)
+    figure.suptitle("throughput as a multiple of one rank's")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.savefig(path)
+
+
 def _draw(axes: Axes, points: Sequence[tuple[str, int, float]]) -> None:
     sizes = sorted({size for _, size, _ in points})
     for contender in dict.fromkeys(contender for contender, _, _ in points):

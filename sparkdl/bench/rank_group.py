@@ -16,6 +16,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
+from sparkdl.bench.namespaces import INTERFACE
 from sparkdl.collective import Coordinator, Deadline, new_secret
 from sparkdl.errors import CommunicatorTimeoutError, RankError
 from sparkdl.rendezvous.addresses import LOOPBACK
@@ -135,7 +136,8 @@ class RankGroup:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=given.variables,
+            # Gloo cannot find the interface by the host's name, which is the same on all hosts.
+            env={**given.variables, **({"GLOO_SOCKET_IFNAME": INTERFACE} if prefix else {})},
             pass_fds=given.descriptors,
         )
         self._processes.append(process)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from sparkdl import __version__
-from sparkdl.bench import allreduce, feed, fit, link, parallel, step, transform
+from sparkdl.bench import allreduce, feed, fit, link, parallel, scaling, step, transform
 from sparkdl.cli import demo, run
 from sparkdl.doctor import command as doctor
 from sparkdl.errors import ParamError, SparkdlError
@@ -35,6 +35,7 @@ _COMMANDS = {
 _BENCHMARKS = {
     "allreduce": (allreduce, "time an allreduce against Gloo, MPI and Horovod"),
     "step": (step, "time a training step against Gloo and Horovod"),
+    "scaling": (scaling, "time one job on more and more ranks, by how they share the work"),
     "link": (link, "time training steps on two hosts with a slow link, by how ranks use it"),
     "parallel": (
         parallel,

@@ -24,6 +24,7 @@ from sparkdl.bench.contenders.arithmetic import arithmetic_trial
 from sparkdl.bench.contenders.feed import feed_trial
 from sparkdl.bench.contenders.link import link_trial
 from sparkdl.bench.contenders.parallel import parallel_trial
+from sparkdl.bench.contenders.scaling import scaling_trial
 from sparkdl.bench.contenders.sessions import RankSession, open_session
 from sparkdl.bench.contenders.step import step_trial
 from sparkdl.collective import Address, RendezvousClient
@@ -79,6 +80,7 @@ TRIALS: dict[str, Callable[[RankSession, str, dict[str, Any]], Trial]] = {
     "fit": arithmetic_trial,
     "link": link_trial,
     "parallel": parallel_trial,
+    "scaling": scaling_trial,
     "step": step_trial,
 }
 

@@ -119,6 +119,11 @@ def _open_mpi(communicator: Communicator, _: RendezvousClient) -> Callable[[], N
     return lambda: None
 
 
+def _open_gloo_and_mpi(communicator: Communicator, rendezvous: RendezvousClient) -> Callable[[], None]:
+    _open_mpi(communicator, rendezvous)
+    return _open_gloo(communicator, rendezvous)
+
+
 def _open_horovod(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
     hvd = import_module("horovod.torch")
     hvd.init()
@@ -133,6 +138,7 @@ _OPENERS = {
     "gloo": _open_gloo,
     "gloo tuned": _open_gloo,
     "mpi": _open_mpi,
+    "gloo and mpi": _open_gloo_and_mpi,
     "horovod": _open_horovod,
     "feed": _open_nothing,
     "feed of petastorm": _open_nothing,

@@ -1,0 +1,268 @@
+"""The training steps that ``sparkdl bench scaling`` times: one job, divided among ranks by one strategy."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.scaling_jobs import JOBS, Batch
+from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.step import WRAPPERS, Trainee
+from sparkdl.monitor import monitor_communication
+
+if TYPE_CHECKING:
+    import torch
+
+    from sparkdl.parallel import Parallelism
+
+HELD_OUT_ROWS = 500
+_EVALUATE_EVERY = 20
+_MOST_STEPS = 4000
+"""Steps after which a training that has not reached its accuracy is given up."""
+
+
+class ScalingTrial:
+    """Training steps of one contender; all ranks together train on the same rows, whoever trains them."""
+
+    # The first backward pass of DistributedDataParallel finds the order of the gradients, the second one uses it.
+    num_warm_ups = 2
+
+    def __init__(self, session: RankSession, case: Mapping[str, Any]) -> None:
+        import torch
+
+        torch.set_num_threads(case["threads"])
+        self._case, self._job = case, JOBS[case["model"]]
+        torch.manual_seed(0)  # all contenders begin with the same weights
+        _forget_peak_memory()
+        self._way = _ways(session, case)
+        self._batches: list[Batch] = []
+        self._loss = self._first_loss()
+        self._cpu_s = self._wall_s = self._exposed_s = 0.0
+        self._communicates = False
+
+    def _first_loss(self) -> float:
+        (batch,) = self._draw(1, first=0)
+        return self._way.step(*batch)
+
+    def _draw(self, number: int, first: int) -> list[Batch]:
+        """The rows of this rank in some steps. All ranks draw all rows, so that these are the same for any number."""
+        import torch
+
+        batches = []
+        for step in range(first, first + number):
+            generator = torch.Generator().manual_seed(step)
+            inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"])
+            own = self._way.own_rows(len(labels))
+            batches.append((inputs[own], labels[own]))
+        return batches
+
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Draw the rows of the next steps."""
+        self._batches = self._draw(operations, first=1 + repetition * operations)
+        if repetition == self.num_warm_ups:
+            self._cpu_s = self._wall_s = self._exposed_s = 0.0
+
+    def run(self, operations: int) -> None:
+        """Run this number of steps."""
+        assert operations == len(self._batches)
+        monitor_communication()  # the operations before these steps
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        for batch in self._batches:
+            self._way.step(*batch)
+        self._cpu_s += time.process_time() - cpu_s
+        self._wall_s += time.perf_counter() - wall_s
+        figures = monitor_communication()
+        self._exposed_s += figures.exposed_s
+        self._communicates |= figures.count > 0
+
+    def check(self) -> None:
+        """Do nothing: :meth:`result` returns the first loss, which is compared later."""
+
+    def result(self) -> dict[str, Any]:
+        """Return the first loss on this rank's rows, and what the rank used.
+
+        ``processor`` is the share of its threads' time in which it computed, ``waits`` the share of the time in which
+        it waited for a collective of sparkdl (None for others), ``memory_bytes`` the most memory that it held.
+        """
+        return {
+            "loss": self._loss,
+            "processor": self._cpu_s / self._wall_s / self._case["threads"] if self._wall_s else 0.0,
+            "waits": self._exposed_s / self._wall_s if self._communicates else None,
+            "memory_bytes": _peak_memory(),
+        }
+
+
+class AccuracyTrial(ScalingTrial):
+    """Trains until a share of held-out rows is predicted right, and counts the steps that it takes."""
+
+    num_warm_ups = 0
+
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Do nothing: rows are drawn while it trains."""
+
+    def run(self, operations: int) -> None:  # noqa: ARG002 - the signature of all trials
+        """Train."""
+        import torch
+
+        generator = torch.Generator().manual_seed(1 << 40)
+        inputs, labels = self._job.draw(HELD_OUT_ROWS, generator, self._case["data"])
+        self._reached: int | None = None
+        for steps in range(_EVALUATE_EVERY, _MOST_STEPS + 1, _EVALUATE_EVERY):
+            for batch in self._draw(_EVALUATE_EVERY, first=1 + steps):
+                self._way.step(*batch)
+            with torch.no_grad():
+                right = (self._way.module(inputs).argmax(-1) == labels).float().mean().item()
+            if right >= self._case["accuracy"]:
+                self._reached = steps
+                return
+
+    def result(self) -> dict[str, Any]:
+        """Return the number of steps; None if the accuracy was not reached."""
+        return {"steps": self._reached}
+
+
+class _DataWay:
+    """Every rank has the whole model and its share of the rows; a wrapper averages gradients."""
+
+    def __init__(self, session: RankSession, case: Mapping[str, Any]) -> None:
+        from torch.nn.functional import cross_entropy
+
+        job = JOBS[case["model"]]
+        self.module = job.make_model()
+        self._optimizer = job.make_optimizer(list(self.module.parameters()))
+        wrap = _average_by_mpi if case["way"] == "DDP on mpi" else WRAPPERS[case["way"]]
+        trainee = wrap(Trainee(model=self.module, optimizer=self._optimizer), session)
+        self._model, self._optimizer = trainee.model, trainee.optimizer
+        self._keeps_gradients = trainee.keeps_gradients
+        self._cross_entropy = cross_entropy
+        self._rank, self._ranks = session.rank, session.world_size
+
+    def own_rows(self, rows: int) -> slice:
+        share = rows // self._ranks
+        return slice(self._rank * share, (self._rank + 1) * share)
+
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        if self._keeps_gradients:
+            self._optimizer.zero_grad(set_to_none=False)
+        else:  # the call that Horovod's optimizers take
+            self._optimizer.zero_grad()
+        outputs = self._model(inputs)
+        loss = self._cross_entropy(outputs.flatten(0, -2), labels.flatten())
+        loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+
+class _DividedWay:
+    """The model is divided among ranks by ``sparkdl.parallel``."""
+
+    def __init__(self, parallelism: Parallelism, case: Mapping[str, Any]) -> None:
+        from torch.nn.functional import cross_entropy as whole_cross_entropy
+
+        from sparkdl.parallel import Pipeline, cross_entropy, cut, parallelize
+
+        job = JOBS[case["model"]]
+        self._layout = parallelism.lay_out()
+        self._reader, self._readers = self._layout.row_reader
+        tensor = self._layout.group("tensor")
+        is_whole = parallelism.tensor == 1
+
+        def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            if is_whole:
+                return whole_cross_entropy(outputs.flatten(0, -2), labels.flatten())
+            return cross_entropy(outputs, labels, tensor)
+
+        self._loss_of = loss_of
+        self._pipeline = None
+        if parallelism.pipeline > 1:
+            (stage,) = cut(job.make_model(), self._layout.group("pipeline"), schedule="1f1b")
+            self.module = parallelize(stage, self._layout)
+            rows = case["rows"] // self._readers
+            self._pipeline = Pipeline(
+                [self.module],
+                self._layout.group("pipeline"),
+                schedule="1f1b",
+                microbatches=_microbatches(rows, parallelism.pipeline),
+                loss=loss_of,
+            )
+        else:
+            self.module = parallelize(job.make_model(), self._layout)
+        self._context = self._layout.group("context") if parallelism.context > 1 else None
+        self._optimizer = job.make_optimizer(list(self.module.parameters()))
+
+    def own_rows(self, rows: int) -> slice:
+        share = rows // self._readers
+        return slice(self._reader * share, (self._reader + 1) * share)
+
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        from sparkdl.parallel import sequence
+
+        self._optimizer.zero_grad()
+        if self._pipeline is not None:
+            loss = self._pipeline.step(inputs, target=labels)
+        else:
+            arguments: tuple[torch.Tensor, ...] = (inputs,)
+            if self._context is not None:
+                positions = sequence.positions(inputs.shape[1], self._context)
+                inputs, labels = (sequence.shard(part, 1, self._context) for part in (inputs, labels))
+                arguments = (inputs, positions)
+            loss = self._loss_of(self.module(*arguments), labels)
+            loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+
+def _microbatches(rows: int, stages: int) -> int:
+    """The largest number up to four times the stages that divides the rows."""
+    return max(number for number in range(1, 4 * stages + 1) if rows % number == 0)
+
+
+def _ways(session: RankSession, case: Mapping[str, Any]) -> _DataWay | _DividedWay:
+    if case["sizes"] is None:
+        return _DataWay(session, case)
+    from sparkdl.parallel import Parallelism
+
+    return _DividedWay(Parallelism(**case["sizes"]), case)
+
+
+def _average_by_mpi(trainee: Trainee, session: RankSession) -> Trainee:
+    """Wrap the model in torch's ``DistributedDataParallel``, whose buckets MPI sums."""
+    import torch
+    from mpi4py import MPI
+
+    model = torch.nn.parallel.DistributedDataParallel(trainee.model)
+
+    def sum_bucket(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer.numpy())
+        summed: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        summed.set_result(buffer.div_(session.world_size))
+        return summed
+
+    sum_bucket.__annotations__.clear()  # torch compares them with classes, and these are texts
+    model.register_comm_hook(None, sum_bucket)
+    return Trainee(model=model, optimizer=trainee.optimizer)
+
+
+def _forget_peak_memory() -> None:
+    with suppress(OSError):  # some kernels have no such file
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_memory() -> int:
+    """The most bytes that this process has held since :func:`_forget_peak_memory`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def scaling_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> ScalingTrial:
+    """Make the trial of a turn; the case says what the contender does."""
+    del contender
+    kind = AccuracyTrial if case.get("accuracy") else ScalingTrial
+    return kind(session, case)

@@ -1,0 +1,453 @@
+"""``sparkdl bench scaling``: how much faster one job is with more ranks, by how its ranks share the work.
+
+Runs where it is called. The ranks are processes on this machine, or on hosts made of network namespaces, or tasks of a
+Spark cluster; all rank counts and contenders take turns, so that a machine that becomes slower slows down all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import isclose, prod
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.scaling_jobs import JOBS, POSITIONS
+from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.namespaces import limited_hosts, why_impossible
+from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.rank_group import Answer, RankGroup
+from sparkdl.bench.report import format_time, percentile, write_report
+from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.data.files.filesystems import local_path
+from sparkdl.errors import CommunicatorError, ParamError
+
+if TYPE_CHECKING:
+    from sparkdl.bench.namespaces import Namespace
+
+DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")
+AGAINST = {
+    "gloo": ("DDP on gloo", "gloo"),
+    "mpi": ("DDP on mpi", "gloo and mpi"),
+    "horovod": ("hvd of Horovod", "horovod"),
+}
+"""Contender and library of each choice of ``--against``."""
+
+MODES = ("strong", "weak")
+_LOSS_TOLERANCE = 1e-3
+_TURN_TIMEOUT_S = 1800.0
+_MOST_STEPS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingContender:
+    """One way to train the job on some ranks.
+
+    Attributes:
+        name: name in the report.
+        ranks: number of ranks.
+        library: library that the ranks open.
+        way: how ranks with the whole model average gradients; empty if the model is divided.
+        sizes: sizes of the ``Parallelism``; None if ranks have the whole model.
+        readers: number of ranks, or groups of ranks, among which the rows of a step are shared.
+    """
+
+    name: str
+    ranks: int
+    library: str = "torch"
+    way: str = ""
+    sizes: Mapping[str, int] | None = None
+    readers: int = 1
+
+
+Measure = Callable[[ScalingContender, Mapping[str, Any], int], list[Answer]]
+"""Lets a contender take a turn of so many steps, and returns the answers of its ranks."""
+
+
+@dataclass(kw_only=True)
+class _Measured:
+    """Seconds of each step on the slowest rank, and further results of the ranks."""
+
+    times: list[float] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument("--model", choices=list(JOBS), default="cnn", help="network (default: %(default)s)")
+    parser.add_argument(
+        "--ranks", default="1,2", help="numbers of ranks, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--strategies",
+        default="data",
+        help="ways to share the work, separated by commas: data, shard, tensor, context or pipeline over all ranks, or "
+        "with sizes and joined, as tensor=2+shard; ranks that remain are replicas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--against",
+        default="gloo",
+        help=f"other libraries that train the same job, of {', '.join(AGAINST)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--modes",
+        default=",".join(MODES),
+        help="strong: a step has the same rows on any number of ranks; weak: a rank has (default: %(default)s)",
+    )
+    parser.add_argument("--batch", type=int, help="rows of a step on the most ranks (default: by network)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of a rank (default: %(default)s)")
+    parser.add_argument(
+        "--data", default="", metavar="FOLDER", help="images of CIFAR-10, binary version (default: made)"
+    )
+    parser.add_argument(
+        "--accuracy", type=float, help="also measure the time until this share of held-out rows is right"
+    )
+    parser.add_argument(
+        "--megabits", type=float, help="make a host for each rank, with links of this rate in Mbit/s"
+    )
+    parser.add_argument("--master", help="run the ranks on a Spark cluster, by the URL of its master")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="how long to measure each (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: %(default)s)")
+    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
+    parser.add_argument("--plot", type=local_path, metavar="FILE", help="draw it there (needs matplotlib)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report and the plot that were asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work, or hosts cannot be made here.
+        RankError: if a contender failed.
+        CommunicatorError: if the loss of a contender differs from the loss of one rank.
+    """
+    counts, modes = _check(arguments)
+    missing = missing_libraries(["torch", *(AGAINST[name][1] for name in _others(arguments))])
+    if "torch" in missing:
+        raise ParamError(f"sparkdl bench scaling: {missing['torch']}")
+    contenders = make_contenders(arguments, counts, missing)
+    _say_what_limits(arguments, counts)
+    rows = []
+    for mode in modes:
+        cases = {contender: _case(arguments, contender, mode, counts) for contender in contenders}
+        with ExitStack() as stack:
+            measure = _starter(arguments, contenders, stack)
+            measured = _measure(measure, cases, arguments)
+            steps = _steps_to_accuracy(measure, cases, arguments)
+        rows += make_rows(mode, measured, cases, arguments, steps)
+    print(format_rows(rows))
+    print(_LEGEND)
+    reasons = {AGAINST[name][0]: missing[AGAINST[name][1]] for name in AGAINST if AGAINST[name][1] in missing}
+    for contender, reason in reasons.items():
+        print(f"{contender} is missing: {reason}")
+    if arguments.json is not None:
+        write_report(arguments.json, "scaling", rows, reasons)
+    if arguments.plot is not None:
+        from sparkdl.bench.plot import plot_scaling
+
+        plot_scaling(rows, arguments.plot)
+    return 0
+
+
+_LEGEND = (
+    "speed-up: of one rank's throughput (strong), or times as many rows in the time (weak). efficiency: speed-up per\n"
+    "rank. waits: share of a step in which a rank waits for others; of sparkdl's contenders as they count it, of\n"
+    "others what the same ranks gain if none communicates (alone). processor: share of its threads' time in which a\n"
+    "rank computes. epoch: by the median step. memory: most of a rank."
+)
+
+
+def _others(arguments: argparse.Namespace) -> list[str]:
+    return names_of(arguments.against, list(AGAINST), "--against")
+
+
+def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
+    """Check the options, and return the rank counts, from 1 on, and the modes."""
+    try:
+        counts = sorted({1, *(int(part) for part in arguments.ranks.split(","))})
+    except ValueError as error:
+        raise ParamError(f"--ranks {arguments.ranks} is no list of numbers, such as 1,2,4.") from error
+    if counts[0] < 1 or len(counts) < 2:
+        raise ParamError(f"--ranks {arguments.ranks} shows no scaling; name a number above 1, as 1,2,4.")
+    if arguments.batch is None:
+        arguments.batch = JOBS[arguments.model].batch
+    for option in ("batch", "threads", "rounds", "seconds", "megabits"):
+        value = getattr(arguments, option)
+        if value is not None and not value > 0:
+            raise ParamError(f"--{option} {value:g} is too little; use more than 0.")
+    for count in counts:
+        if arguments.batch % count:
+            raise ParamError(
+                f"--batch {arguments.batch} cannot be shared by {count} ranks alike; use a multiple of it."
+            )
+    if arguments.data and arguments.model == "gpt":
+        raise ParamError("--data names images, and --model gpt reads tokens, which are made.")
+    if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
+        raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
+    if arguments.megabits is not None:
+        _check_hosts(arguments)
+    check_output_arguments(("--json", arguments.json), ("--plot", arguments.plot))
+    return counts, names_of(arguments.modes, MODES, "--modes")
+
+
+def _check_hosts(arguments: argparse.Namespace) -> None:
+    if arguments.master:
+        raise ParamError("--megabits makes hosts on this machine, and --master uses a cluster: choose one.")
+    if reason := why_impossible():
+        raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
+
+
+def _say_what_limits(arguments: argparse.Namespace, counts: Sequence[int]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if not arguments.master and counts[-1] * arguments.threads > cores:
+        print(
+            f"This machine has {cores} cores. {counts[-1]} ranks of {arguments.threads} threads share them, so their "
+            "speed-up is limited by that and says little about a cluster."
+        )
+
+
+def make_contenders(
+    arguments: argparse.Namespace, counts: Sequence[int], missing: Mapping[str, str]
+) -> list[ScalingContender]:
+    """Return one rank alone, and for each further number of ranks those alone, each strategy and each other library.
+
+    Raises:
+        ParamError: if a strategy is none, cannot train the network, or fits none of the numbers of ranks.
+    """
+    contenders = [ScalingContender(name="one rank", ranks=1, way="alone")]
+    strategies = [text.strip() for text in arguments.strategies.split(",") if text.strip()]
+    fits = dict.fromkeys(strategies, False)
+    for ranks in counts[1:]:
+        contenders.append(ScalingContender(name="alone", ranks=ranks, way="alone", readers=ranks))
+        for strategy in strategies:
+            sizes = _sizes(strategy, ranks, arguments.model)
+            if sizes is None:
+                continue
+            fits[strategy] = True
+            if set(sizes) == {"data"}:
+                contenders.append(
+                    ScalingContender(name=strategy, ranks=ranks, way="DataParallel", readers=ranks)
+                )
+                continue
+            readers = ranks // prod(sizes.get(name, 1) for name in ("tensor", "context", "pipeline"))
+            contenders.append(ScalingContender(name=strategy, ranks=ranks, sizes=sizes, readers=readers))
+        for other in _others(arguments):
+            name, library = AGAINST[other]
+            is_possible = not arguments.master and not (arguments.megabits and other != "gloo")
+            if library not in missing and is_possible:
+                contenders.append(
+                    ScalingContender(name=name, ranks=ranks, library=library, way=name, readers=ranks)
+                )
+    if unfit := [strategy for strategy, has_fit in fits.items() if not has_fit]:
+        raise ParamError(f"--strategies {unfit[0]} fits none of the numbers of ranks, {arguments.ranks}.")
+    return contenders
+
+
+def _sizes(strategy: str, ranks: int, model: str) -> dict[str, int] | None:
+    """The sizes of a strategy on so many ranks; None if they do not fit."""
+    sizes: dict[str, int] = {}
+    for part in strategy.split("+"):
+        name, _, number = part.strip().partition("=")
+        if name not in DIMENSIONS or name in sizes or (number and not number.isdecimal()):
+            raise ParamError(
+                f"--strategies {strategy} is not understood; it is made of {', '.join(DIMENSIONS)}, with or without a "
+                "size, as tensor=2+shard."
+            )
+        sizes[name] = int(number) if number else -1
+    if set(sizes) - {"data", "shard"} and not JOBS[model].can_be_divided:
+        divisible = ", ".join(name for name, job in JOBS.items() if job.can_be_divided)
+        raise ParamError(f"--strategies {strategy}: {model} cannot be divided so; use --model {divisible}.")
+    if list(sizes.values()).count(-1) > 1:
+        raise ParamError(
+            f"--strategies {strategy} leaves more than one size open; give all but one, as shard=2."
+        )
+    given = prod(size for size in sizes.values() if size > 0)
+    if given < 1 or ranks % given or (-1 not in sizes.values() and "data" in sizes and given != ranks):
+        return None
+    rest = ranks // given
+    sizes = {name: rest if size == -1 else size for name, size in sizes.items()}
+    sizes.setdefault("data", ranks // prod(sizes.values()))
+    return {name: size for name, size in sizes.items() if size > 1 or name == "data"}
+
+
+def _case(
+    arguments: argparse.Namespace, contender: ScalingContender, mode: str, counts: Sequence[int]
+) -> dict[str, Any]:
+    """The turn's settings; in weak scaling a step has as many rows as ranks times those of one."""
+    rows = arguments.batch if mode == "strong" else arguments.batch // counts[-1] * contender.ranks
+    return {
+        "model": arguments.model,
+        "rows": rows,
+        "threads": arguments.threads,
+        "data": arguments.data,
+        "way": contender.way,
+        "sizes": None if contender.sizes is None else dict(contender.sizes),
+    }
+
+
+def _starter(
+    arguments: argparse.Namespace, contenders: Sequence[ScalingContender], stack: ExitStack
+) -> Measure:
+    """Start the ranks of all contenders, and return what lets them take a turn."""
+    if arguments.master:
+        from sparkdl.bench.contenders.scaling_on_spark import turns_on_spark
+
+        return turns_on_spark(arguments.master, stack)
+    most = max(contender.ranks for contender in contenders)
+    hosts: Sequence[Namespace] = ()
+    if arguments.megabits is not None:
+        hosts = stack.enter_context(limited_hosts(most, arguments.megabits / 1000))
+    groups = {
+        (library, ranks): stack.enter_context(RankGroup(library, ranks, hosts=hosts[:ranks]))
+        for library, ranks in dict.fromkeys((contender.library, contender.ranks) for contender in contenders)
+    }
+    for group in groups.values():
+        group.wait_until_ready()
+
+    def measure(contender: ScalingContender, case: Mapping[str, Any], steps: int) -> list[Answer]:
+        turn = {"benchmark": "scaling", "contender": contender.name, "case": case}
+        group = groups[contender.library, contender.ranks]
+        return group.take_turn({**turn, "repetitions": steps, "operations": 1}, timeout_s=_TURN_TIMEOUT_S)
+
+    return measure
+
+
+def _measure(
+    measure: Measure, cases: Mapping[ScalingContender, Mapping[str, Any]], arguments: argparse.Namespace
+) -> dict[ScalingContender, _Measured]:
+    measured = {contender: _Measured() for contender in cases}
+    steps = dict.fromkeys(cases, 2)  # of the first turn, which only tells how many the others take
+    for turn in range(arguments.rounds + 1):
+        for contender, case in cases.items():
+            print(
+                f"measuring {contender.name} on {contender.ranks}, turn {turn} of {arguments.rounds} ...",
+                flush=True,
+            )
+            answers = measure(contender, case, steps[contender])
+            times = [max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)]
+            if turn == 0:
+                wanted = arguments.seconds / arguments.rounds / min(times)
+                steps[contender] = int(min(_MOST_STEPS, max(3, wanted)))
+            else:
+                measured[contender].times += times
+                measured[contender].results += [answer["result"] for answer in answers]
+    _check_losses(measured)
+    return measured
+
+
+def _check_losses(measured: Mapping[ScalingContender, _Measured]) -> None:
+    """Check that the first step of all contenders with the same rows has the same mean loss."""
+    for contender, measure in measured.items():
+        loss = statistics.fmean(result["loss"] for result in measure.results)
+        peer = next(other for other in measured if other.ranks == contender.ranks)
+        expected = statistics.fmean(result["loss"] for result in measured[peer].results)
+        if not isclose(loss, expected, rel_tol=_LOSS_TOLERANCE):
+            raise CommunicatorError(
+                f"{contender.name} on {contender.ranks} ranks: the first loss is {loss}, and {expected} without any "
+                "communication."
+            )
+
+
+def _steps_to_accuracy(
+    measure: Measure, cases: Mapping[ScalingContender, Mapping[str, Any]], arguments: argparse.Namespace
+) -> dict[int, int | None]:
+    """The number of steps to the accuracy by rows of a step; all contenders with as many rows make the same steps."""
+    steps: dict[int, int | None] = {}
+    if arguments.accuracy is None:
+        return steps
+    for contender, case in cases.items():
+        is_one = contender.name == "one rank" or contender.way == "DataParallel"
+        if is_one and case["rows"] not in steps:
+            print(f"training on {contender.ranks} until {arguments.accuracy:g} ...", flush=True)
+            answers = measure(contender, {**case, "accuracy": arguments.accuracy}, 1)
+            steps[case["rows"]] = answers[0]["result"]["steps"]
+    return steps
+
+
+def make_rows(
+    mode: str,
+    measured: Mapping[ScalingContender, _Measured],
+    cases: Mapping[ScalingContender, Mapping[str, Any]],
+    arguments: argparse.Namespace,
+    steps_to_accuracy: Mapping[int, int | None],
+) -> list[dict[str, Any]]:
+    """Return one row per contender and number of ranks.
+
+    ``speed_up`` is the throughput as a multiple of one rank's, ``efficiency`` that per rank. ``waits`` is the share of
+    a step in which a rank waits for others.
+    """
+    medians = {contender: statistics.median(measure.times) for contender, measure in measured.items()}
+    (one,) = (contender for contender in measured if contender.name == "one rank")
+    alone = {contender.ranks: medians[contender] for contender in measured if contender.way == "alone"}
+    speed_of_one = cases[one]["rows"] / medians[one]
+    rows = []
+    for contender, measure in measured.items():
+        median, rows_of_step = medians[contender], cases[contender]["rows"]
+        throughput = rows_of_step / median
+        counted = [result["waits"] for result in measure.results if result["waits"] is not None]
+        waits = max(0.0, 1.0 - alone[contender.ranks] / median) if contender.sizes is None else None
+        if counted and contender.library == "torch" and contender.way != "alone":
+            waits = statistics.fmean(counted)
+        steps = steps_to_accuracy.get(rows_of_step)
+        is_trained = contender.way != "alone" or contender is one
+        rows.append(
+            {
+                "case": f"{arguments.model}, {mode}",
+                "contender": contender.name,
+                "ranks": contender.ranks,
+                "rows": rows_of_step,
+                "repetitions": len(measure.times),
+                "median_s": median,
+                "p90_s": percentile(measure.times, 0.9),
+                "rows_per_s": throughput,
+                "tokens_per_s": throughput * POSITIONS if arguments.model == "gpt" else None,
+                "epoch_s": JOBS[arguments.model].epoch / throughput,
+                "speed_up": throughput / speed_of_one,
+                "efficiency": throughput / speed_of_one / contender.ranks,
+                "waits": waits if is_trained else None,
+                "processor": statistics.fmean(result["processor"] for result in measure.results),
+                "memory_bytes": max(result["memory_bytes"] for result in measure.results),
+                "accuracy_s": steps * median if steps is not None and is_trained else None,
+            }
+        )
+    return rows
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table to print."""
+    has_accuracy = any(row["accuracy_s"] is not None for row in rows)
+    header = [
+        "case",
+        "ranks",
+        "contender",
+        "step",
+        "rows/s",
+        "epoch",
+        "speed-up",
+        "efficiency",
+        "waits",
+        "processor",
+    ]
+    table = []
+    for row in rows:
+        cells = [
+            row["case"],
+            str(row["ranks"]),
+            row["contender"],
+            format_time(row["median_s"]),
+            f"{row['rows_per_s']:.4g}",
+            format_time(row["epoch_s"]),
+            f"{row['speed_up']:.2f}",
+            f"{row['efficiency']:.2f}",
+            "" if row["waits"] is None else f"{100 * row['waits']:.0f}%",
+            f"{100 * row['processor']:.0f}%",
+            f"{row['memory_bytes'] / 2**20:.0f} MiB",
+        ]
+        if has_accuracy:
+            cells.append("" if row["accuracy_s"] is None else format_time(row["accuracy_s"]))
+        table.append(tuple(cells))
+    return format_columns((*header, "memory", *(["to accuracy"] if has_accuracy else [])), table)

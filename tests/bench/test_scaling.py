@@ -1,0 +1,150 @@
+"""``sparkdl bench scaling`` end to end, on networks so small that it takes seconds, and its options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparkdl.bench import scaling
+from sparkdl.bench.contenders.scaling_jobs import JOBS
+from sparkdl.bench.namespaces import why_impossible
+from sparkdl.errors import DataError, ParamError
+from tests.bench.parsed import parsed
+
+SMALL_MODEL = """
+import runpy
+from sparkdl.bench.contenders import parallel, scaling_jobs
+scaling_jobs.GPT = parallel.DecoderSize(width=32, num_layers=4, num_heads=4, vocabulary=64)
+runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
+"""
+
+
+def report_of(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
+    path = tmp_path / "report.json"
+    few = ("--seconds", "0.01", "--rounds", "1", "--json", str(path))
+    assert scaling.run(parsed(scaling, *options, *few)) == 0
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    return rows
+
+
+def test_run_compares_rank_counts_in_both_modes_and_draws_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    plot = tmp_path / "plot.svg"
+    rows = report_of(tmp_path, "--batch", "16", "--accuracy", "0.15", "--plot", str(plot))
+    strong = {row["contender"]: row for row in rows if row["case"] == "cnn, strong"}
+    weak = {row["contender"]: row for row in rows if row["case"] == "cnn, weak"}
+    assert list(strong) == list(weak) == ["one rank", "alone", "data", "DDP on gloo"]
+    assert {row["rows"] for row in strong.values()} == {16}
+    assert [weak[name]["rows"] for name in ("one rank", "data")] == [8, 16]
+    assert strong["one rank"]["speed_up"] == 1.0
+    for row in rows:
+        assert row["efficiency"] == pytest.approx(row["speed_up"] / row["ranks"])
+        assert row["epoch_s"] == pytest.approx(50_000 / row["rows_per_s"])
+        assert 0 < row["processor"] <= 1.2
+        assert row["memory_bytes"] > 50 << 20
+    assert 0 < strong["data"]["waits"] < 1
+    # The same rows in a step are the same steps, however many ranks share them.
+    steps = [strong[name]["accuracy_s"] / strong[name]["median_s"] for name in ("one rank", "data")]
+    assert steps[0] == pytest.approx(steps[1])
+    assert plot.stat().st_size > 0
+    assert "to accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # seven ranks that import torch
+def test_every_strategy_and_hybrid_trains_the_same_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sparkdl.bench.rank_group.RANK_ARGUMENTS", ("-c", SMALL_MODEL))
+    strategies = "data,shard,tensor,context,pipeline,tensor=2+shard,pipeline=2+tensor,tensor=2"
+    rows = report_of(
+        tmp_path,
+        *("--model", "gpt", "--ranks", "2,4", "--modes", "strong", "--against", ""),
+        *("--strategies", strategies, "--batch", "8"),
+    )
+    on_four = {row["contender"]: row for row in rows if row["ranks"] == 4}
+    assert list(on_four) == ["alone", *strategies.split(",")]
+    assert [row["contender"] for row in rows if row["ranks"] == 2][-1] == "tensor=2"
+    for name, row in on_four.items():
+        assert row["tokens_per_s"] == pytest.approx(64 * row["rows_per_s"])
+        assert name == "alone" or 0 < row["waits"] < 1, name
+    assert "share them, so their speed-up is limited" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # seven ranks that import torch
+@pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "hosts can be made")
+def test_hosts_with_slow_links_are_slower(tmp_path: Path) -> None:
+    options = ("--ranks", "4", "--modes", "strong", "--batch", "16")
+    fast = {row["contender"]: row for row in report_of(tmp_path, *options)}
+    slow = {row["contender"]: row for row in report_of(tmp_path, *options, "--megabits", "20")}
+    for name in ("data", "DDP on gloo"):
+        assert slow[name]["median_s"] > 1.5 * fast[name]["median_s"]
+        assert slow[name]["waits"] > 0.5
+
+
+@pytest.mark.slow  # Spark, and launches for each turn
+def test_ranks_are_tasks_of_a_cluster(tmp_path: Path) -> None:
+    rows = report_of(tmp_path, "--master", "local[2]", "--modes", "strong", "--batch", "16")
+    assert [row["contender"] for row in rows] == ["one rank", "alone", "data"]
+
+
+@pytest.mark.parametrize("model", list(JOBS))
+def test_made_rows_can_be_learned(model: str) -> None:
+    job = JOBS[model]
+    inputs, labels = job.draw(2000, torch.Generator().manual_seed(0), "")
+    if model == "gpt":
+        # Two tokens can follow each one.
+        following = torch.stack([(5 * inputs + step) % 4096 for step in (1, 2)])
+        assert (following == labels).any(0).all()
+        return
+    centers = torch.stack([inputs[labels == label].mean(0) for label in range(10)])
+    nearest = torch.cdist(inputs.flatten(1), centers.flatten(1)).argmin(1)
+    assert (nearest == labels).float().mean() > 0.9
+
+
+def test_cifars_own_files_are_read(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (6, 3073), np.uint8)
+    rows[:, 0] = np.arange(6)
+    rows[:3].tofile(tmp_path / "data_batch_1.bin")
+    rows[3:].tofile(tmp_path / "data_batch_2.bin")
+    images, labels = JOBS["cnn"].draw(50, torch.Generator().manual_seed(0), str(tmp_path))
+    assert set(labels.tolist()) == set(range(6))
+    pixels = torch.from_numpy(rows[:, 1:].reshape(6, 3, 32, 32).astype(np.float32))
+    expected = (pixels - pixels.mean()) / pixels.std()
+    torch.testing.assert_close(images, expected[labels])
+
+
+def test_files_that_are_not_cifars_binary_version_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="unpack the binary one, cifar-10-binary.tar.gz"):
+        JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path))
+    (tmp_path / "data_batch_1.bin").write_bytes(b"0" * 100)
+    with pytest.raises(DataError, match="100 bytes, which is no multiple of 3073"):
+        JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--ranks", "1"), "--ranks 1 shows no scaling"),
+        (("--ranks", "many"), "--ranks many is no list of numbers"),
+        (("--ranks", "2,3"), "--batch 256 cannot be shared by 3 ranks alike"),
+        (("--batch", "0"), "--batch 0 is too little"),
+        (("--strategies", "tensor"), "cnn cannot be divided so; use --model gpt"),
+        (("--strategies", "fsdp"), "--strategies fsdp is not understood"),
+        (("--strategies", "data+shard"), "leaves more than one size open"),
+        (("--strategies", "shard=4"), "fits none of the numbers of ranks, 1,2"),
+        (("--against", "ray"), "--against ray is unknown"),
+        (("--accuracy", "60"), "--accuracy 60 is no share between 0 and 1"),
+        (("--model", "gpt", "--data", "images"), "--model gpt reads tokens"),
+        (("--megabits", "10", "--master", "local[2]"), "choose one"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        scaling.run(parsed(scaling, *options))

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from sparkdl.collective import Deadline
-from sparkdl.launch.collect import collect
+from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
+from sparkdl.launch.failures import raise_for_failures, were_ranks_lost
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
 from sparkdl.launch.wire.channel import DriverChannel, RankMessage
-from sparkdl.launch.wire.outcome import Failure, HealthReport, RankHealth, StopReason
+from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 from sparkdl.launch.wire.spec import HangLimits
 
 _logger = logging.getLogger(__name__)
@@ -87,7 +90,13 @@ class Supervision:
         limits: times after which a rank counts as hanging.
         listener: receives log lines and events, on the thread that calls :meth:`poll`.
         watches_hangs: whether to look for ranks that hang; False if the caller does so for several launches together.
+
+    Attributes:
+        channel: the channel, with what the tasks have reported.
+        stage: the tasks, once the block is entered.
     """
+
+    stage: Stage
 
     def __init__(
         self,
@@ -98,47 +107,17 @@ class Supervision:
         *,
         watches_hangs: bool = True,
     ) -> None:
-        self._start, self._channel, self._limits, self._listener = start, channel, limits, listener
+        self._start, self.channel, self._limits, self._listener = start, channel, limits, listener
         self._guard = HangGuard(channel, limits if watches_hangs else _NO_LIMITS)
         self._stack = ExitStack()
         self._has_left = False
 
     def __enter__(self) -> Supervision:
         with ExitStack() as stack:
-            stack.enter_context(self._channel)
-            self._stage = self._start()
+            stack.enter_context(self.channel)
+            self.stage = self._start()
             self._stack = stack.pop_all()
         return self
-
-    @property
-    def health(self) -> dict[int, HealthReport]:
-        """The latest report on each rank whose task is connected."""
-        return self._channel.health
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """The hosts of the ranks whose tasks have connected."""
-        return self._channel.hosts
-
-    @property
-    def failures(self) -> list[Failure]:
-        """Failures that the tasks have reported, and one for each task that was lost."""
-        return self._channel.failures
-
-    @property
-    def is_task_lost(self) -> bool:
-        """Whether a task has gone without a goodbye; Spark may run it again."""
-        return bool(self._channel.lost)
-
-    @property
-    def is_to_leave(self) -> bool:
-        """Whether the machine of a task is to go soon."""
-        return self._stage.is_to_leave
-
-    @property
-    def error(self) -> Exception | None:
-        """The exception that ended the tasks; None without one."""
-        return self._stage.error
 
     def poll(self, timeout_s: float) -> bool:
         """Pass on messages of the ranks, waiting for the first at most so long, and look for hangs.
@@ -149,23 +128,23 @@ class Supervision:
         Raises:
             SlotsMissingError: if the cluster did not have the slots in time.
         """
-        if not self._stage.running or self._stage.error is not None or self._guard.is_overdue:
+        if not self.stage.running or self.stage.error is not None or self._guard.is_overdue:
             return False
         for _ in range(_MOST_MESSAGES):
-            message = self._channel.next_message(timeout_s)
+            message = self.channel.next_message(timeout_s)
             if message is None:
                 break
             self._listener.handle(message)
             timeout_s = 0.0
         self._guard.poll()
-        self._stage.check_start(len(self._channel.started))
+        self.stage.check_start(len(self.channel.started))
         return True
 
     def cancel(self, reason: StopReason) -> None:
         """Have all ranks ended for this reason; they end while :meth:`poll` is called, or when the block is left."""
-        self._channel.cancel(reason)
-        if not self._channel.started:
-            self._stage.cancel(timeout_s=0.0)  # so that Spark does not start it any more
+        self.channel.cancel(reason)
+        if not self.channel.started:
+            self.stage.cancel(timeout_s=0.0)  # so that Spark does not start it any more
 
     def values(self) -> list[Any]:
         """Return the values of the ranks, in order of rank, once :meth:`poll` has returned False.
@@ -177,41 +156,41 @@ class Supervision:
         """
         self._pass_on_last_lines()
         self._guard.check()
-        if self._stage.running:
+        if self.stage.running:
             # A rank or its task failed, and another task does not end: what was received suffices.
-            self._channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
-            self._stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
+            self.channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
+            self.stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
             self._leave()
-        return collect(self._stage, self._channel.failures, self._listener.log, self._limits)
+        return collect(self.stage, self.channel.failures, self._listener.log, self._limits)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._stage.running and not self._has_left:
+            if self.stage.running and not self._has_left:
                 why = "it is no longer needed" if kind is None else f"the driver cancelled: {kind.__name__}"
-                self._channel.cancel(StopReason(why))
-                self._stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
+                self.channel.cancel(StopReason(why))
+                self.stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
         finally:
             self._leave()
-            self._stage.close()
+            self.stage.close()
 
     def _leave(self) -> None:
         """Close the channel; if tasks still run, once they have ended."""
         self._has_left = True
         stack, self._stack = self._stack, ExitStack()
         with stack:
-            if self._stage.running:
-                _cancel_in_background(self._stage, self._channel, stack.pop_all())
+            if self.stage.running:
+                _cancel_in_background(self.stage, self.channel, stack.pop_all())
 
     def _pass_on_last_lines(self) -> None:
         """Pass on the last lines of ranks, which may still be on their way when their tasks have ended."""
-        is_running = self._stage.running
+        is_running = self.stage.running
         timeout_s = 0.0 if is_running else LAST_LINES_TIMEOUT_S
         deadline, last_of_running = Deadline(timeout_s), Deadline(LAST_LINES_TIMEOUT_S)
         while not (is_running and last_of_running.expired):
-            is_complete = self._channel.wait_until_disconnected(0.0)
-            message = self._channel.next_message(0.0 if is_complete else deadline.at_most(0.1).timeout_s)
+            is_complete = self.channel.wait_until_disconnected(0.0)
+            message = self.channel.next_message(0.0 if is_complete else deadline.at_most(0.1).timeout_s)
             if message is not None:
                 self._listener.handle(message)
                 deadline = Deadline(timeout_s)
@@ -297,3 +276,87 @@ class HangGuard:
 def _are_explained(failures: Sequence[Failure]) -> bool:
     """Whether code on a rank raised, which explains why the others end or wait."""
     return any(not failure.is_consequence and not failure.is_loss for failure in failures)
+
+
+RESULTS_BYTES = 64 << 20
+"""Results up to this size are assembled in memory, larger ones in a temporary file."""
+
+
+def collect(
+    stage: Stage,
+    received: list[Failure],
+    on_log: Callable[[int, str], None],
+    limits: HangLimits,
+) -> list[Any]:
+    """Fetch the values of all ranks, in order of rank.
+
+    Args:
+        stage: tasks that have ended, or were cancelled.
+        received: failures that the driver received while the tasks ran.
+        on_log: called with rank and line for each line that could not reach the driver before.
+        limits: times after which a rank counts as hanging.
+
+    Raises:
+        LaunchError: if the ranks could not be started, or were lost with their executors.
+        LaunchCancelledError: if the stage was cancelled in Spark.
+        ClusterLostError: if Spark's application ended.
+        RankError: if a rank failed; ``__cause__`` is the rank's exception, with the causes of that exception.
+        HangError: if the tasks found that a rank hangs.
+    """
+    num_ranks = stage.num_ranks
+    try:
+        rows = _Rows(stage)
+        for rank in rows.ranks("log"):
+            for line in rows.read("log", rank).decode("utf-8", "replace").splitlines():
+                on_log(rank, line)
+        for rank in rows.ranks("refused"):
+            reason = rows.read("refused", rank).decode()
+            raise LaunchError(
+                f"Driver and executors do not match: {reason}. Install the same versions on both."
+            )
+        returned = rows.ranks("result")
+        missing = sorted(set(range(num_ranks)) - set(returned))
+        if not missing:
+            return [rows.load(rank) for rank in range(num_ranks)]
+        failures = received + [
+            Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
+            for rank in rows.ranks("failure")
+        ]
+        raise_for_failures(
+            failures, stage.error, stage, limits, were_ranks_lost(failures, returned, num_ranks)
+        )
+        raise ExecutorsLostError(
+            f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
+        )
+    except SparkdlError:
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc"):
+            raise_for_failures(received, error, stage, limits, were_ranks_lost(received, (), num_ranks))
+        raise
+
+
+class _Rows:
+    """The rows that the tasks yielded, by kind and rank."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._num_chunks = {(kind, rank): num_chunks for rank, kind, num_chunks in stage.outcomes()}
+
+    def ranks(self, kind: str) -> list[int]:
+        return sorted(rank for other, rank in self._num_chunks if other == kind)
+
+    def read(self, kind: str, rank: int) -> bytes:
+        with self._fetched(kind, rank) as file:
+            return file.read()
+
+    def load(self, rank: int) -> Any:
+        with self._fetched("result", rank) as file:
+            return pickle.load(file)  # noqa: S301 - came through Spark's own authenticated channels, or from our process
+
+    @contextmanager
+    def _fetched(self, kind: str, rank: int) -> Iterator[IO[bytes]]:
+        with tempfile.SpooledTemporaryFile(max_size=RESULTS_BYTES) as file:
+            self._stage.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
+            file.seek(0)
+            yield file

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
+from sparkdl.closing import Closing
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.addresses import is_local
 from sparkdl.rendezvous.coordinator import PURPOSE
@@ -33,7 +34,6 @@ from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, time_for_answ
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from sparkdl.rendezvous.addresses import Address
 
@@ -49,7 +49,7 @@ _GRACE_S = 5.0
 _GOODBYE_TIMEOUT_S = 5.0
 
 
-class RendezvousClient(Rendezvous):
+class RendezvousClient(Rendezvous, Closing):
     """A :class:`~sparkdl.rendezvous.store.Rendezvous` that a coordinator serves; a context manager.
 
     Create it with :meth:`connect`.
@@ -165,14 +165,6 @@ class RendezvousClient(Rendezvous):
         if threading.current_thread() is not self._reader:
             self._reader.join()
         self._sock.close()
-
-    def __enter__(self) -> RendezvousClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask(self, operation: Operation, *fields: bytes) -> bytes:
         patience_s = max(_LEAST_PATIENCE_S, time_for_answers_s(_ANSWER_TIMEOUT_S))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdl.closing import Closing
 from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.listener import AuthenticatedListener, strangers_allowed
 from sparkdl.rendezvous.protocol import (
@@ -35,7 +36,6 @@ from sparkdl.rendezvous.protocol import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class _Client:
         self.outgoing += HEADER.pack(len(message)) + message
 
 
-class Coordinator:
+class Coordinator(Closing):
     """Serves the rendezvous of one job from its construction until it is closed; a context manager.
 
     Args:
@@ -259,14 +259,6 @@ class Coordinator:
         self._thread.join()
         self._wake_in.close()
         self._wake_out.close()
-
-    def __enter__(self) -> Coordinator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _welcome(self, sock: socket.socket) -> None:
         self._arrivals.put(sock)

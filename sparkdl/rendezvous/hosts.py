@@ -21,13 +21,13 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdl.closing import Closing
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
 from sparkdl.topology import number_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def folder_identity() -> tuple[int, int] | None:
 _NAME_BYTES = 16
 
 
-class Mark:
+class Mark(Closing):
     """A name that all processes of this network namespace see, and no others; a context manager.
 
     Attributes:
@@ -88,14 +88,6 @@ class Mark:
     def close(self) -> None:
         """Release the name."""
         self._sock.close()
-
-    def __enter__(self) -> Mark:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def is_marked(name: str) -> bool:

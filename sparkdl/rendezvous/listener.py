@@ -21,6 +21,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from sparkdl.closing import Closing
 from sparkdl.rendezvous.addresses import Address, listen
 from sparkdl.rendezvous.dialing import make_prompt
 from sparkdl.rendezvous.handshake import (
@@ -33,7 +34,6 @@ from sparkdl.rendezvous.handshake import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _RESET_ON_CLOSE, _AS_USUAL = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
 """Values of ``SO_LINGER``: a connection that is closed by a reset leaves nothing in the kernel."""
 
 
-class AuthenticatedListener:
+class AuthenticatedListener(Closing):
     """Listens on a free port; :meth:`accept` returns the proven connections, or ``on_connection`` gets them.
 
     Listens from its construction on. A context manager that closes itself. The code that gets a connection has to
@@ -144,14 +144,6 @@ class AuthenticatedListener:
             if left is not None:
                 left.close()
         self._proven.put(None)
-
-    def __enter__(self) -> AuthenticatedListener:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _serve(self) -> None:
         while not self._closed.is_set():

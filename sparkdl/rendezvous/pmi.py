@@ -15,13 +15,13 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from sparkdl.closing import Closing
 from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, all_gather_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def process_mapping(host_of_rank: Sequence[int]) -> str | None:
     return mapping if len(mapping) < _MAX_VALUE_CHARACTERS else None
 
 
-class PmiServer:
+class PmiServer(Closing):
     """Serves PMI-1 to one rank from a thread, until that rank finalizes MPI or dies; a context manager.
 
     Args:
@@ -117,14 +117,6 @@ class PmiServer:
         self._thread.join(timeout=1.0)
         self._sock.close()
         _remove_shared_memory(self._kvs_name)
-
-    def __enter__(self) -> PmiServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _serve(self) -> None:
         try:

@@ -23,8 +23,6 @@ from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from sparkdl import _native
     from sparkdl.collective.communicator import Communicator
 
@@ -188,9 +186,7 @@ class NotedWait:
     def __enter__(self) -> NotedWait:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 

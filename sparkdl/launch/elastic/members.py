@@ -193,8 +193,8 @@ class _Run:
                     continue
                 if not member.supervision.poll(0.0):
                     self._end(number, member)
-                elif member.supervision.is_task_lost and not member.is_given_up:
-                    (failure, *_) = member.supervision.failures
+                elif member.supervision.channel.lost and not member.is_given_up:
+                    (failure, *_) = member.supervision.channel.failures
                     self._lose(number, self._loss(number, failure), is_cause=True)
                     self._give_up(
                         number, StopReason("its task was lost, and the others have continued without it")
@@ -248,7 +248,7 @@ class _Run:
                 member.is_given_up = True
                 self._num_losses += member.slot < self._own  # so that replacements have an end
                 member.supervision.cancel(StopReason("it leaves the run"))
-            elif is_time and member.supervision.is_to_leave:
+            elif is_time and member.supervision.stage.is_to_leave:
                 self._roster.let_go(number)
 
     def _start(self, number: int, slot: int) -> None:
@@ -281,7 +281,7 @@ class _Run:
         What it reported to the driver decides. Its rows are fetched by a task of Spark, for which there may be no slot
         while others run: so only when all are to end.
         """
-        failures, error = member.supervision.failures, member.supervision.error
+        failures, error = member.supervision.channel.failures, member.supervision.stage.error
         has_ended_well = not failures and error is None and not member.is_given_up
         world = self._roster.world
         if has_ended_well and world is not None and number in world.members:
@@ -307,7 +307,7 @@ class _Run:
             RankError: if its code has raised; ``__cause__`` is the exception.
             LaunchError: if Spark could not run it.
         """
-        if member.supervision.error is None:  # why it failed is in its rows
+        if member.supervision.stage.error is None:  # why it failed is in its rows
             for other in self._members.values():
                 if other is not member:
                     other.supervision.cancel(StopReason(f"member {number} failed"))
@@ -366,7 +366,7 @@ class _Run:
             world.rank_of(number, place): report._replace(health=report.health.within(world.number))
             for number in world.members
             if number in self._members and not self._members[number].is_given_up
-            for place, report in self._members[number].supervision.health.items()
+            for place, report in self._members[number].supervision.channel.health.items()
         }
         hang = self._watch[1].observe(time.monotonic(), reports)
         if hang is None:
@@ -375,7 +375,7 @@ class _Run:
             world.rank_of(number, place): host
             for number in world.members
             if number in self._members
-            for place, host in self._members[number].supervision.hosts.items()
+            for place, host in self._members[number].supervision.channel.hosts.items()
         }
         culprits = {rank // world.group_size: rank for rank in hang.culprits}
         if hang.is_in_code or len(culprits) == len(world.members):

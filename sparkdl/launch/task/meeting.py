@@ -175,7 +175,7 @@ class FailureBoard:
         lost = Failure(
             rank=rank, host=host, error="its executor or Python worker was lost", traceback="", is_loss=True
         )
-        rendezvous.post_if_lost(_LOST, lost.to_json().encode())
+        rendezvous.post_if_lost(_LOST, lost.to_json())
 
     def post(self, failure: Failure) -> None:
         """Post ``failure`` unless the board has one already; a consequence first waits for its cause to be posted."""
@@ -186,7 +186,7 @@ class FailureBoard:
                     return
                 except CommunicatorTimeoutError:
                     pass
-            self._rendezvous.compare_set(_FAILURE, b"", failure.to_json().encode())
+            self._rendezvous.compare_set(_FAILURE, b"", failure.to_json())
         except (OSError, CommunicatorError):
             pass  # the coordinator is gone, and with it the board
 

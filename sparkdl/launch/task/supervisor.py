@@ -17,7 +17,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import IO, Any
 
 from sparkdl.collective import Deadline
@@ -200,9 +199,7 @@ class RankSupervisor:
         self._outbox.put(({"kind": "unpickle"}, b""))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The rank ends with the task, even if Spark kills the task.
         self._end(grace_s=0.0)
         self.result.close()

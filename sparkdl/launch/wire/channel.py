@@ -18,10 +18,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from sparkdl.closing import Closing
 from sparkdl.launch.wire.messages import MessageConnection
 from sparkdl.launch.wire.outcome import Failure, HealthReport, OnStop, RankHealth, StopReason
 from sparkdl.rendezvous.addresses import Address
@@ -107,15 +107,13 @@ class DriverLink:
 
     def heartbeat(self, number: int, health: RankHealth) -> bool:
         """Report that this task runs, and the health of its rank; False if the driver is out of reach."""
-        return self._send({"kind": "health", "number": number, "health": health.to_fields()})
+        return self._send({"kind": "health", "number": number, "health": asdict(health)})
 
     def failure(self, failure: Failure) -> None:
         """Report a failure at once, in case this task is killed before it can yield it."""
-        self._send({"kind": "failure", "failure": failure.to_fields()})
+        self._send({"kind": "failure"}, failure.to_json())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._connection is not None:
             self._send({"kind": "goodbye"})
             self._connection.close()
@@ -167,25 +165,6 @@ class RankMessage:
 
 
 @dataclass
-class _State:
-    """What the tasks have reported; guarded by the channel's lock."""
-
-    started: set[int] = field(default_factory=set)
-    hosts: dict[int, str] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    health: dict[int, HealthReport] = field(default_factory=dict)
-    """The latest report of each task that is connected."""
-    peers: dict[int, tuple[MessageConnection, Any]] = field(default_factory=dict)
-    """The data that tasks exchange, by rank."""
-    meets_here: bool = True
-    """Whether the tasks can meet through the driver. False once a task has left, was restarted, or has not connected
-    in time, for example because it cannot reach the driver; all tasks then meet through Spark."""
-    meeting: list[MessageConnection] = field(default_factory=list)
-    """Connections of all tasks that want to meet, also those of earlier attempts of the stage."""
-
-
-@dataclass
 class _Task:
     """What the task at the other end of a connection has reported about itself."""
 
@@ -202,7 +181,7 @@ def _stop_message(reason: StopReason) -> dict[str, Any]:
     return {"kind": "stop", "reason": str(reason), "is_hang": reason.is_hang}
 
 
-class DriverChannel:
+class DriverChannel(Closing):
     """Listens for the tasks of one job; a context manager.
 
     Args:
@@ -210,13 +189,29 @@ class DriverChannel:
         num_ranks: number of tasks that are to meet.
         host: address or addresses to bind, as found by :func:`~sparkdl.launch.spark_job.driver_hosts`; when None, the
             choice of :func:`~sparkdl.rendezvous.addresses.reachable_hosts`.
+
+    Attributes:
+        address: address at which the tasks reach the driver.
+        started: ranks whose process has been started.
+        lost: ranks whose tasks have gone without a goodbye. Spark may run such a task again.
     """
 
     def __init__(self, secret: bytes, num_ranks: int, *, host: str | Sequence[str] | None = None) -> None:
         self._num_ranks = num_ranks
         self._messages: queue.Queue[RankMessage] = queue.Queue(MAX_WAITING_MESSAGES)
         self._lock = threading.Condition()
-        self._state = _State()
+        self.started: set[int] = set()
+        self.lost: list[int] = []
+        self._hosts: dict[int, str] = {}
+        self._failures: list[Failure] = []
+        self._health: dict[int, HealthReport] = {}
+        self._peers: dict[int, tuple[MessageConnection, Any]] = {}
+        """The data that tasks exchange, by rank."""
+        self._meets_here = True
+        """Whether the tasks can meet through the driver. False once a task has left, was restarted, or has not
+        connected in time, for example because it cannot reach the driver; all tasks then meet through Spark."""
+        self._meeting: list[MessageConnection] = []
+        """Connections of all tasks that want to meet, also those of earlier attempts of the stage."""
         self._connections: set[MessageConnection] = set()
         self._cancelled: StopReason | None = None
         self._closed = False
@@ -228,44 +223,32 @@ class DriverChannel:
         self.address = self._listener.address
 
     @property
-    def started(self) -> set[int]:
-        """Ranks whose process has been started."""
-        with self._lock:
-            return set(self._state.started)
-
-    @property
     def failures(self) -> list[Failure]:
         """Failures in the order in which they were reported, followed by one for each task that was lost."""
         with self._lock:
             lost = [
                 Failure(
                     rank=rank,
-                    host=self._state.hosts[rank],
+                    host=self._hosts[rank],
                     error="its executor or Python worker was lost",
                     is_loss=True,
                     traceback="",
                 )
-                for rank in self._state.lost
+                for rank in self.lost
             ]
-            return self._state.failures + lost
-
-    @property
-    def lost(self) -> list[int]:
-        """Ranks whose tasks have gone without a goodbye. Spark may run such a task again."""
-        with self._lock:
-            return list(self._state.lost)
+            return self._failures + lost
 
     @property
     def hosts(self) -> dict[int, str]:
         """The hosts of the ranks whose tasks have connected."""
         with self._lock:
-            return dict(self._state.hosts)
+            return dict(self._hosts)
 
     @property
     def health(self) -> dict[int, HealthReport]:
         """The latest report on each rank whose task is connected."""
         with self._lock:
-            return dict(self._state.health)
+            return dict(self._health)
 
     def next_message(self, timeout_s: float) -> RankMessage | None:
         """Wait for the next log line or event; None if there is none in time."""
@@ -291,12 +274,8 @@ class DriverChannel:
         """Drop log lines and events from now on: no thread takes them any more, and the tasks would wait."""
         self._takes_messages = False
 
-    def __enter__(self) -> DriverChannel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Stop listening, and close the connections of all tasks."""
         self._listener.close()
         with self._lock:
             if self._meeting_timer is not None:
@@ -321,10 +300,10 @@ class DriverChannel:
         finally:
             with self._lock:
                 if task.rank >= 0 and not task.said_goodbye:
-                    self._state.lost.append(task.rank)
-                if task.rank in self._state.peers:
-                    self._state.meets_here = False
-                self._state.health.pop(task.rank, None)
+                    self.lost.append(task.rank)
+                if task.rank in self._peers:
+                    self._meets_here = False
+                self._health.pop(task.rank, None)
                 self._connections.discard(connection)
                 self._lock.notify_all()
             connection.close()
@@ -346,41 +325,39 @@ class DriverChannel:
                 with self._lock:
                     if kind == "hello":
                         task.rank = int(header["rank"])
-                        self._state.hosts[task.rank] = header["host"]
-                        self._state.health[task.rank] = HealthReport(time.monotonic(), 0, RankHealth())
+                        self._hosts[task.rank] = header["host"]
+                        self._health[task.rank] = HealthReport(time.monotonic(), 0, RankHealth())
                     elif kind == "started":
-                        self._state.started.add(task.rank)
+                        self.started.add(task.rank)
                     elif kind == "failure":
-                        self._state.failures.append(Failure.from_fields(header["failure"]))
+                        self._failures.append(Failure.from_json(bytes(body)))
                     elif kind == "health":
                         health = RankHealth.from_fields(header["health"])
                         report = HealthReport(time.monotonic(), header["number"], health)
-                        self._state.health[task.rank] = report
+                        self._health[task.rank] = report
 
     def _note_contact(self, rank: int) -> None:
         """Note that a task is alive: it sends messages, or waits to do so."""
         with self._lock:
-            if rank in self._state.health:
-                self._state.health[rank] = self._state.health[rank]._replace(received_at=time.monotonic())
+            if rank in self._health:
+                self._health[rank] = self._health[rank]._replace(received_at=time.monotonic())
 
     def _meet(self, connection: MessageConnection, rank: int, peer: Any) -> None:
         """Keep the data of a task; once the last task has sent its data, send the data of all tasks to each of them."""
         with self._lock:
-            there = self._state.peers
+            there = self._peers
             if rank in there:  # from another attempt of the stage; the tasks then meet through Spark alone
-                self._state.meets_here = False
+                self._meets_here = False
             there[rank] = connection, peer
-            self._state.meeting.append(connection)
+            self._meeting.append(connection)
             if self._meeting_timer is None and not self._closed:
                 self._meeting_timer = threading.Timer(MEETING_TIMEOUT_S, self._stop_meeting)
                 self._meeting_timer.daemon = True
                 self._meeting_timer.start()
-            if self._state.meets_here and len(there) < self._num_ranks:
+            if self._meets_here and len(there) < self._num_ranks:
                 return
-            meets_here = self._state.meets_here
-            receivers = (
-                [receiver for receiver, _ in there.values()] if meets_here else list(self._state.meeting)
-            )
+            meets_here = self._meets_here
+            receivers = [receiver for receiver, _ in there.values()] if meets_here else list(self._meeting)
             peers = [peer for _, (_, peer) in sorted(there.items())]
         for receiver in receivers:
             self._send(receiver, {"kind": "peers", "peers": peers} if meets_here else _MEET_BY_SPARK)
@@ -388,10 +365,10 @@ class DriverChannel:
     def _stop_meeting(self) -> None:
         """Make the waiting tasks meet through Spark, unless all tasks have met."""
         with self._lock:
-            if len(self._state.peers) == self._num_ranks or not self._state.meets_here:
+            if len(self._peers) == self._num_ranks or not self._meets_here:
                 return
-            self._state.meets_here = False
-            receivers = list(self._state.meeting)
+            self._meets_here = False
+            receivers = list(self._meeting)
         for receiver in receivers:
             self._send(receiver, _MEET_BY_SPARK)
 

@@ -35,13 +35,9 @@ class RankHealth:
         """The same state without what concerns an earlier world, whose ranks had other numbers."""
         return self if self.world == world else replace(self, waits=(), idle_s=None)
 
-    def to_fields(self) -> dict[str, Any]:
-        """All fields, in types that JSON can encode."""
-        return asdict(self)
-
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> RankHealth:
-        """Decode what :meth:`to_fields` made."""
+        """Make it from all its fields, also after a round trip through JSON."""
         waits = tuple(
             Wait(name, tuple(ranks), operation, waited_s, timeout_s)
             for name, ranks, operation, waited_s, timeout_s in fields["waits"]
@@ -131,24 +127,13 @@ class Failure:
         """The unpickled exception; None if the rank sent none. Only for a failure that was received through Spark."""
         return unpack_error(self.pickled)
 
-    def to_fields(self) -> dict[str, Any]:
-        """All fields but the pickled exception, in types that JSON can encode."""
-        fields = asdict(self)
-        del fields["pickled"]
-        return fields
+    def to_json(self) -> bytes:
+        """Encode all fields but the pickled exception."""
+        return json.dumps({**asdict(self), "pickled": ""}).encode()
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any], *, pickled: bytes = b"") -> Failure:
-        """Decode what :meth:`to_fields` made."""
-        health = fields.get("health")
-        decoded = RankHealth.from_fields(health) if health is not None else None
-        return cls(**{**fields, "health": decoded}, pickled=pickled)
-
-    def to_json(self) -> str:
-        """Encode :meth:`to_fields` as JSON."""
-        return json.dumps(self.to_fields())
-
-    @classmethod
-    def from_json(cls, text: str | bytes, *, pickled: bytes = b"") -> Failure:
+    def from_json(cls, text: bytes, *, pickled: bytes = b"") -> Failure:
         """Decode what :meth:`to_json` made."""
-        return cls.from_fields(json.loads(text), pickled=pickled)
+        fields = json.loads(text)
+        health = fields["health"] and RankHealth.from_fields(fields["health"])
+        return cls(**{**fields, "health": health, "pickled": pickled})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -111,7 +112,7 @@ def test_nothing_hangs_before_the_limits(health: dict[int, RankHealth]) -> None:
 
 @given(HEALTH)
 def test_health_survives_json(health: RankHealth) -> None:
-    assert RankHealth.from_fields(json.loads(json.dumps(health.to_fields()))) == health
+    assert RankHealth.from_fields(json.loads(json.dumps(asdict(health)))) == health
 
 
 def test_watch_is_certain_after_a_newer_report() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING
 
 from sparkdl.collective import Deadline
+from sparkdl.launch.stage import Stage
 from sparkdl.launch.task.barrier_task import RankTask, run_barrier_task
 from sparkdl.rendezvous.addresses import LOOPBACK
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from sparkdl.launch.wire.spec import LaunchSpec
 
 
-class LocalStage:
-    """The tasks of a launch as threads of this process; a :class:`~sparkdl.launch.stage.Stage`.
+class LocalStage(Stage):
+    """The tasks of a launch as threads of this process.
 
     Args:
         spec: spec of the launch.
@@ -28,9 +29,10 @@ class LocalStage:
         spark: None, as there is no session.
     """
 
+    error: Exception | None = None
+
     def __init__(self, spec: LaunchSpec, gpus: Sequence[Sequence[str] | None]) -> None:
         self.num_ranks = spec.num_ranks
-        self.error: Exception | None = None
         self.spark = None
         self._spec = spec
         self._gathered = [""] * spec.num_ranks
@@ -49,18 +51,6 @@ class LocalStage:
     def running(self) -> bool:
         """Whether a task runs."""
         return any(thread.is_alive() for thread in self._threads)
-
-    def check_start(self, num_started: int) -> None:
-        """Do nothing: the tasks start at once."""
-
-    @property
-    def is_to_leave(self) -> bool:
-        """Whether the machine is to go soon: False, as nothing says so."""
-        return False
-
-    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:  # noqa: ARG002 - for a stage of Spark
-        """Whether the tasks were cancelled by something else: False."""
-        return False
 
     def cancel(self, *, timeout_s: float) -> None:
         """Wait for the tasks, which the channel has cancelled, until they have ended or the time is over."""

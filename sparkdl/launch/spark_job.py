@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError, SlotsMissingError
+from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -63,18 +64,18 @@ class TaggedCall(Generic[Value]):
         function: function to call.
 
     Attributes:
+        spark: the session.
         tag: the tag.
         value: return value of the function; None before it has returned, and if it raised.
-        error: exception that the function raised, or that Spark raised when the thread was tagged; None without one.
         was_cancelled_here: whether :meth:`cancel` was called; False for a cancellation in Spark's UI, for example.
     """
 
     def __init__(self, spark: SparkSession, tag: str, function: Callable[[], Value]) -> None:
-        self._spark = spark
+        self.spark = spark
         self.tag = tag
         self._function: Callable[[], Value] | None = function
         self.value: Value | None = None
-        self.error: Exception | None = None
+        self._error: Exception | None = None
         self.was_cancelled_here = False
         # The caller may cancel by the tags of this thread; with classic Spark threads inherit them.
         self._callers_tags = spark.getTags() if is_connect(spark) else set()
@@ -86,6 +87,11 @@ class TaggedCall(Generic[Value]):
     def running(self) -> bool:
         """Whether the function has not returned yet."""
         return not self._ended.is_set()
+
+    @property
+    def error(self) -> Exception | None:
+        """What the function raised, or Spark when the thread was tagged; None without an error and before the end."""
+        return None if self.running else self._error
 
     def join(self, timeout_s: float) -> None:
         """Wait until the call has ended, for at most ``timeout_s``."""
@@ -126,21 +132,21 @@ class TaggedCall(Generic[Value]):
         threading.Thread(target=cancel, name="sparkdl-cancel", daemon=True).start()
 
     def _request_cancellation(self) -> None:
-        if is_connect(self._spark):
-            self._spark.interruptTag(self.tag)
+        if is_connect(self.spark):
+            self.spark.interruptTag(self.tag)
         else:
-            self._spark.sparkContext.cancelJobsWithTag(self.tag)
+            self.spark.sparkContext.cancelJobsWithTag(self.tag)
 
     def _call(self) -> None:
-        tagging: Any = self._spark if is_connect(self._spark) else self._spark.sparkContext
-        add, remove = ("addTag", "removeTag") if is_connect(self._spark) else ("addJobTag", "removeJobTag")
+        tagging: Any = self.spark if is_connect(self.spark) else self.spark.sparkContext
+        add, remove = ("addTag", "removeTag") if is_connect(self.spark) else ("addJobTag", "removeJobTag")
         try:
             for tag in (self.tag, *self._callers_tags):
                 getattr(tagging, add)(tag)
             assert self._function is not None
             self.value = self._function()
         except Exception as error:
-            self.error = error
+            self._error = error
         finally:
             # The function may be part of a reference cycle with this call, which would keep the value until the next
             # garbage collection.
@@ -213,12 +219,11 @@ _slot_holders: set[SparkJob] = set()
 _slot_holders_lock = threading.Lock()
 
 
-class SparkJob:
+class SparkJob(TaggedCall["DataFrame"], Stage):
     """One barrier stage, run by a thread so that the caller can watch it and be interrupted.
 
-    It is a :class:`~sparkdl.launch.stage.Stage`. Spark queues a barrier stage until slots for all of its tasks are
-    free. If another launch of this process holds the slots, as when ``CrossValidator`` fits models in parallel,
-    :meth:`check_start` waits without limit.
+    Spark queues a barrier stage until slots for all of its tasks are free. If another launch of this process holds the
+    slots, as when ``CrossValidator`` fits models in parallel, :meth:`check_start` waits without limit.
 
     Args:
         spark: classic or Connect session.
@@ -234,9 +239,8 @@ class SparkJob:
         resources: ResourceProfile | None = None,
         function: TaskFunction | None = None,
     ) -> None:
-        self.spark = spark
         self.num_ranks = spec.num_ranks
-        self._spec, self._function = spec, function or barrier_function(spec)
+        self._spec, self._task_function = spec, function or barrier_function(spec)
         # Passed only if there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
         self._is_small = False
@@ -246,12 +250,7 @@ class SparkJob:
         self._start_by = time.monotonic() + spec.start_timeout_s
         self._ranks = f"{spec.num_ranks} rank{'' if spec.num_ranks == 1 else 's'}"
         with named_jobs(spark, self._ranks):
-            self._call = TaggedCall(spark, spec.job, self._run)
-
-    @property
-    def running(self) -> bool:
-        """Whether the stage is still running."""
-        return self._call.running
+            super().__init__(spark, spec.job, self._run)
 
     @property
     def tasks_run(self) -> bool:
@@ -267,11 +266,6 @@ class SparkJob:
             ):
                 self._tasks_seen.set()
         return self._tasks_seen.is_set()
-
-    @property
-    def error(self) -> Exception | None:
-        """The exception that Spark raised, once the job has ended; None without one."""
-        return None if self.running else self._call.error
 
     def check_start(self, num_started: int) -> None:
         """Check whether the ranks start in time, unless another launch of this process holds their slots.
@@ -306,7 +300,7 @@ class SparkJob:
     @property
     def is_to_leave(self) -> bool:
         """Whether Spark decommissions the executor of a task; with Spark Connect False, as it does not tell."""
-        if is_connect(self.spark) or not self._call.running:
+        if is_connect(self.spark) or not self.running:
             return False
         if len(self._executors) < self.num_ranks:
             self._executors = self._find_executors()
@@ -329,20 +323,16 @@ class SparkJob:
 
     def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
         """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
-        return not self._call.was_cancelled_here and was_cancelled(error)
+        return not self.was_cancelled_here and was_cancelled(error)
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the stage in Spark until it has ended or the time is over."""
         self._release_slots()
-        self._call.cancel(timeout_s=timeout_s)
-
-    def cancel_in_background(self, finish: Callable[[], None]) -> None:
-        """Continue to cancel the stage without waiting for it; then call ``finish``, from a thread."""
-        self._call.cancel_in_background(finish)
+        super().cancel(timeout_s=timeout_s)
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         """Rank, kind and number of chunks of everything that the tasks yielded."""
-        rows = self._call.value
+        rows = self.value
         if rows is None:
             return []
         # Counted here: in Spark it would be a shuffle, which takes longer than fetching some thousand names.
@@ -354,7 +344,7 @@ class SparkJob:
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
         """Write the body of one outcome into a file, a few chunks at a time; small results are fetched in one go."""
-        rows = self._call.value
+        rows = self.value
         assert rows is not None
         if self._is_small:
             if self._fetched is None:
@@ -381,12 +371,12 @@ class SparkJob:
         """
         self._release_slots()
         self._fetched = None
-        self._call.value = None
+        self.value = None
 
     def _job_ids(self) -> list[int]:
         context: Any = self.spark.sparkContext
         # pyspark's tracker finds jobs only by their group, which belongs to the caller.
-        return list(context._jsc.sc().statusTracker().getJobIdsForTag(self._spec.job))
+        return list(context._jsc.sc().statusTracker().getJobIdsForTag(self.tag))
 
     def _run(self) -> DataFrame | None:
         spark, spec = self.spark, self._spec
@@ -399,7 +389,7 @@ class SparkJob:
             # A plain task may run with dynamic allocation.
             is_barrier = not spec.is_alone
             return self._run_stage(
-                tasks.mapInArrow(self._function, ROW_SCHEMA, barrier=is_barrier, **self._profile)
+                tasks.mapInArrow(self._task_function, ROW_SCHEMA, barrier=is_barrier, **self._profile)
             )
         finally:
             if is_connect(spark):

@@ -28,19 +28,24 @@ class Stage(Protocol):
     def error(self) -> Exception | None:
         """The exception that ended the tasks; None without one. A rank's failure is an outcome, and not an error."""
 
-    def check_start(self, num_started: int) -> None:
+    def check_start(self, num_started: int) -> None:  # noqa: ARG002 - for a stage of Spark
         """Check whether the ranks start in time; to be called often, with the number of ranks that have started.
+
+        Does nothing for tasks that start at once.
 
         Raises:
             SlotsMissingError: if Spark has not started the tasks in time.
         """
+        return
 
     @property
     def is_to_leave(self) -> bool:
         """Whether the machine of a task is to go soon, as an executor that Spark decommissions."""
+        return False
 
-    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
+    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:  # noqa: ARG002 - for a stage of Spark
         """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
+        return False
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the tasks until they have ended or the time is over."""

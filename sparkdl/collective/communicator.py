@@ -115,6 +115,7 @@ class Communicator(ABC):
 
     is_member = True
     monitors: tuple[Monitor, Monitor]
+    _messages: MessageQueue
 
     def __init__(self, opening: Opening, topology: Topology) -> None:
         self.topology = topology
@@ -360,13 +361,12 @@ class Communicator(ABC):
             The rank that joined last, the highest if there were several.
         """
 
-    @abstractmethod
     def send_async(
         self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
         """Send ``array`` to rank ``to``, which must ``recv`` the same number of elements of the same dtype."""
+        return self._messages.queue("send", array, to, tag, timeout_s)
 
-    @abstractmethod
     def recv_async(
         self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
     ) -> MessageHandle:
@@ -376,6 +376,7 @@ class Communicator(ABC):
         from one rank and a receive from any rank wait for the same tag at the same time, either of them may get the
         message of that rank.
         """
+        return self._messages.queue("recv", array, source, tag, timeout_s)
 
     allreduce = _blocking(allreduce_async)
     allreduce_group = _blocking(allreduce_group_async)
@@ -546,6 +547,15 @@ class Handle(Protocol):
 
     def done(self) -> bool:
         """Return at once whether the operation has succeeded or failed."""
+
+
+class MessageQueue(Protocol):
+    """The messages of one rank of a communicator, over its transport."""
+
+    def queue(
+        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
+    ) -> MessageHandle:
+        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank, or from any rank if ``peer`` is None."""
 
 
 class MessageHandle(Handle, Protocol):

@@ -30,7 +30,6 @@ from sparkdl.topology import name_ranks
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from sparkdl.collective.communicator import Array, MessageHandle
     from sparkdl.collective.mpi.operations import MpiPlan, Steps
     from sparkdl.collective.process_sets import Opening
     from sparkdl.collective.telemetry.monitor import OperationTiming
@@ -68,7 +67,7 @@ class MpiCommunicator(MpiGroups):
         self._timing: OperationTiming
         """Timing of the running operation."""
         self._queue = OperationQueue(opening.name, self._operations.blocked)
-        self._messages = MpiMessages(self, comm, check=self._check, fail=self._fail)
+        self._messages: MpiMessages = MpiMessages(self, comm, check=self._check, fail=self._fail)
         self.monitors = self._operations, self._messages.monitor
 
     @property
@@ -98,18 +97,6 @@ class MpiCommunicator(MpiGroups):
 
         self._queue.run(take_part)
         return last[0]
-
-    def send_async(
-        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
-        """See the contract."""
-        return self._messages.send(array, to, tag, timeout_s)
-
-    def recv_async(
-        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
-        """See the contract."""
-        return self._messages.recv(array, source, tag, timeout_s)
 
     def abort(self, reason: str) -> None:
         """See the contract."""

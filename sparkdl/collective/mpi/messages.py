@@ -161,25 +161,10 @@ class MpiMessages:
         self._closed = False
         self._abandoned: list[_MpiMessage] = []
 
-    def send(self, array: Array, to: int, tag: int, timeout_s: float | None) -> MessageFuture:
-        """Queue a message to rank ``to``; see the contract."""
-        return self._queue("send", array, to, tag, timeout_s)
-
-    def recv(self, array: Array, source: int | None, tag: int, timeout_s: float | None) -> MessageFuture:
-        """Queue a receive from rank ``source``, or from any rank when None; see the contract."""
-        return self._queue("recv", array, source, tag, timeout_s)
-
-    def close(self) -> None:
-        """Wait for messages under way, and end the thread."""
-        with self._news:
-            self._closed = True
-            self._news.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _queue(
+    def queue(
         self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
     ) -> MessageFuture:
+        """See :class:`~sparkdl.collective.communicator.MessageQueue`."""
         parent, is_send = self._communicator, kind == "send"
         check_message(peer, tag, rank=parent.rank, world_size=parent.world_size, max_tag=self._max_tag)
         buffer = self._buffer_of(array, writes=not is_send)
@@ -205,6 +190,14 @@ class MpiMessages:
                 self._thread.start()
             self._news.notify()
         return message.handle
+
+    def close(self) -> None:
+        """Wait for messages under way, and end the thread."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        if self._thread is not None:
+            self._thread.join()
 
     def _buffer_of(self, array: Array, *, writes: bool = False) -> FlatBuffer | DeviceBuffer:
         if not isinstance(array, DeviceArray):

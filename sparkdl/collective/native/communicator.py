@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.communicator import Array, Communicator
+from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.native.point_to_point import NativeMessages
 from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
@@ -31,7 +31,6 @@ from sparkdl.topology import Topology, number_hosts
 
 if TYPE_CHECKING:
     from sparkdl import _native
-    from sparkdl.collective.communicator import MessageHandle
     from sparkdl.collective.process_sets import Opening
 
 logger = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class NativeCommunicator(Communicator):
         self._memory = memory
         self._num_arenas = 0
         self._has_room = True
-        self._messages = NativeMessages(self, opening.own_rendezvous)
+        self._messages: NativeMessages = NativeMessages(self, opening.own_rendezvous)
         self.monitors = core.monitor, self._messages.monitor
 
     @property
@@ -150,18 +149,6 @@ class NativeCommunicator(Communicator):
     barrier = _of_core("barrier")
     barrier_async = _of_core("barrier_async")
     join = _of_core("join")
-
-    def send_async(
-        self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
-        """See the contract."""
-        return self._messages.send_async(array, to, tag, timeout_s)
-
-    def recv_async(
-        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
-        """See the contract."""
-        return self._messages.recv_async(array, source, tag, timeout_s)
 
     def allocate(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See the contract."""

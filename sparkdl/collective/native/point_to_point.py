@@ -54,17 +54,34 @@ class NativeMessages:
         # The threads of a communicator that is dropped without close() end with it.
         weakref.finalize(communicator, _finish_all, self._links)
 
-    def send_async(
-        self, array: Array, to: int, tag: int = 0, timeout_s: float | None = None
+    def queue(
+        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
     ) -> MessageHandle:
-        """Queue a message to rank ``to``; see the contract."""
-        return self._queue("send", array, to, tag, timeout_s)
-
-    def recv_async(
-        self, array: Array, source: int | None, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
-        """Queue a receive from rank ``source``, or from any rank when None; see the contract."""
-        return self._queue("recv", array, source, tag, timeout_s)
+        """See :class:`~sparkdl.collective.communicator.MessageQueue`."""
+        check_message(peer, tag, rank=self._rank, world_size=self._world_size, max_tag=_MAX_TAG)
+        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        message = PendingMessage(
+            kind=kind,
+            peer=peer,
+            tag=tag,
+            array=array,
+            buffer=flatten(array, writes=kind == "recv"),
+            timeout_s=timeout_s,
+            monitor=self.monitor,
+        )
+        link = None
+        try:
+            if peer is not None:
+                link = self.link_to(peer, timeout_s)
+            elif self._closed:
+                raise CommunicatorError(f"communicator {self._name!r} is closed")
+        except CommunicatorError as error:
+            raise CommunicatorError(f"{message.what}: {error}") from None
+        if link is not None:
+            link.put(message)
+        else:
+            self._any_source.put(message)
+        return message.handle
 
     def link_to(self, peer: int, timeout_s: float) -> MessageLink:
         """Return the link to a rank, created at first use.
@@ -105,34 +122,6 @@ class NativeMessages:
             link.finish()
         for link in links:
             link.join()
-
-    def _queue(
-        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
-    ) -> MessageHandle:
-        check_message(peer, tag, rank=self._rank, world_size=self._world_size, max_tag=_MAX_TAG)
-        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        message = PendingMessage(
-            kind=kind,
-            peer=peer,
-            tag=tag,
-            array=array,
-            buffer=flatten(array, writes=kind == "recv"),
-            timeout_s=timeout_s,
-            monitor=self.monitor,
-        )
-        link = None
-        try:
-            if peer is not None:
-                link = self.link_to(peer, timeout_s)
-            elif self._closed:
-                raise CommunicatorError(f"communicator {self._name!r} is closed")
-        except CommunicatorError as error:
-            raise CommunicatorError(f"{message.what}: {error}") from None
-        if link is not None:
-            link.put(message)
-        else:
-            self._any_source.put(message)
-        return message.handle
 
 
 class AnySource:

@@ -5,8 +5,11 @@ Pure arithmetic on the standard library; :mod:`sparkdl.rendezvous.hosts` detects
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Label = TypeVar("Label", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +90,19 @@ def number_hosts(labels: Sequence[object]) -> tuple[int, ...]:
     """Turn one label per rank into host indices by first appearance: ``["b", "a", "b"]`` gives ``(0, 1, 0)``."""
     index: dict[object, int] = {}
     return tuple(index.setdefault(label, len(index)) for label in labels)
+
+
+def group_ranks(labels: Iterable[tuple[int, Label]]) -> dict[Label, list[int]]:
+    """The ranks that have each label, from pairs of rank and label; in the order in which the labels appear."""
+    ranks_of: dict[Label, list[int]] = {}
+    for rank, label in labels:
+        ranks_of.setdefault(label, []).append(rank)
+    return ranks_of
+
+
+def name_groups(labels: Iterable[tuple[int, str]]) -> str:
+    """Format texts about ranks for a message: ``"rank 3: no GPU; ranks 1, 2: no driver"``."""
+    return "; ".join(f"{name_ranks(ranks)}: {label}" for label, ranks in group_ranks(labels).items())
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

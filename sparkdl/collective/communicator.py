@@ -31,6 +31,7 @@ communicator cannot be used any more. All ranks must call the same operations in
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from functools import update_wrapper
 from pathlib import Path
@@ -47,6 +48,7 @@ from sparkdl.collective.telemetry.report import (
 )
 from sparkdl.collective.telemetry.timeline import Timeline
 from sparkdl.errors import CommunicatorError, ParamError, SparkdlError
+from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
     import os
@@ -62,6 +64,9 @@ logger = logging.getLogger(__name__)
 
 _LAST_TIMELINE_S = 10.0
 """How long a closing rank waits for the other ranks, which may not be closing."""
+
+_LOOK_S = 0.02
+"""Pause between two polls of the failure, which only operations raise."""
 
 P = ParamSpec("P")
 
@@ -508,6 +513,16 @@ class Communicator(ABC):
     @abstractmethod
     def abort(self, reason: str) -> None:
         """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
+
+    def has_failed_within(self, timeout_s: float) -> bool:
+        """Whether the communicator has failed, or fails within ``timeout_s``.
+
+        When its ranks cannot reach each other by another way, it finds out shortly which rank died or aborted.
+        """
+        deadline = Deadline(timeout_s)
+        while self.failure is None and not deadline.expired:
+            time.sleep(_LOOK_S)
+        return self.failure is not None
 
     def error(self) -> CommunicatorError:
         """Return this communicator's failure, which every operation raises."""

@@ -7,7 +7,6 @@ the communicator to which it belongs.
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -181,9 +180,6 @@ def _describe(envelope: Envelope) -> str:
 NEWS_S = 3.0
 """How long to wait for the communicator itself to find out why a link failed."""
 
-_LOOK_S = 0.02
-"""Pause between two polls of the communicator's failure, which only its operations raise."""
-
 
 def fail_communicator(
     message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
@@ -203,7 +199,7 @@ def fail_communicator(
     if parent is None:
         return CommunicatorError(f"{what} failed: {error}")
     is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
-    if _failed_by_itself(parent, NEWS_S if is_news else 0.0):
+    if parent.has_failed_within(NEWS_S if is_news else 0.0):
         failure = parent.error()
         return type(failure)(f"{message.what}: {failure}")
     reason = str(error) if late else f"{what} failed: {error}"
@@ -211,11 +207,3 @@ def fail_communicator(
     if late:
         return CommunicatorTimeoutError(reason)
     return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)
-
-
-def _failed_by_itself(communicator: Communicator, timeout_s: float) -> bool:
-    deadline = Deadline(timeout_s)
-    pause = threading.Event()
-    while communicator.failure is None and not deadline.expired:
-        pause.wait(_LOOK_S)
-    return communicator.failure is not None

@@ -140,11 +140,6 @@ def as_single_rank() -> Iterator[None]:
         _trials.end()
 
 
-def names_job(environ: Mapping[str, str], job: RankJob) -> bool:
-    """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of a job's coordinator."""
-    return job.is_at(environ.get("MASTER_ADDR"), environ.get("MASTER_PORT"))
-
-
 def is_torchruns(environ: Mapping[str, str]) -> bool:
     """Whether ``torchrun`` itself set its variables."""
     run_id = environ.get(TORCHRUN_RUN_ID)

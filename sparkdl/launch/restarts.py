@@ -77,38 +77,37 @@ def run_with_restarts(
     ranks = num_ranks
     num_restarts = num_retries = 0
     lost: ProcessesLostError | None = None
+
+    def log(error: Exception, what: str, number: int, most: int) -> None:
+        logger.warning(
+            "%s The %s continues with %d of %d ranks from %s: %s %d of %d.",
+            *(_line(error), restarts.what, ranks, num_ranks, where(), what, number, most),
+        )
+
     while True:
         try:
             return run(ranks)
         except ClusterLostError:
             raise  # no application is left that could start ranks
-        except ProcessesLostError as error:
-            if num_restarts == restarts.max_restarts:
-                if not isinstance(error, LinkLostError) or num_retries == restarts.max_retries:
-                    raise
-                # No process was lost: all ranks may start again at once.
-                num_retries += 1
-                count = f"retry {num_retries} of {restarts.max_retries}"
-                _log_restart(error, restarts, ranks, num_ranks, where(), count)
-                continue
-            num_restarts += 1
-            lost = error
-            ranks = _ranks_left(lost, restarts, spark, num_ranks, resources)
-            count = f"restart {num_restarts} of {restarts.max_restarts}"
-            _log_restart(error, restarts, ranks, num_ranks, where(), count)
         except SlotsMissingError as error:
             # Spark Connect does not report the number of slots, and more may have been lost since they were counted.
             if lost is None or ranks <= restarts.min_ranks:
                 raise
             ranks = _ranks_left(lost, restarts, spark, ranks - 1, resources)
-            count = f"still restart {num_restarts} of {restarts.max_restarts}"
-            _log_restart(error, restarts, ranks, num_ranks, where(), count)
-        except RankError as error:
-            if num_retries == restarts.max_retries:
+            log(error, "still restart", num_restarts, restarts.max_restarts)
+        except (ProcessesLostError, RankError) as error:
+            if isinstance(error, ProcessesLostError) and num_restarts < restarts.max_restarts:
+                num_restarts += 1
+                lost = error
+                ranks = _ranks_left(lost, restarts, spark, num_ranks, resources)
+                log(error, "restart", num_restarts, restarts.max_restarts)
+                continue
+            # After a cut link no process was lost: all ranks may start again at once.
+            is_of_code = isinstance(error, LinkLostError) or not isinstance(error, ProcessesLostError)
+            if not is_of_code or num_retries == restarts.max_retries:
                 raise
             num_retries += 1
-            count = f"retry {num_retries} of {restarts.max_retries}"
-            _log_restart(error, restarts, ranks, num_ranks, where(), count)
+            log(error, "retry", num_retries, restarts.max_retries)
 
 
 def _ranks_left(
@@ -138,20 +137,6 @@ def _ranks_left(
             f"{restarts.advice} What was lost: {_line(error)}"
         ) from error
     return ranks
-
-
-def _log_restart(
-    error: Exception, restarts: Restarts, ranks: int, num_ranks: int, where: str, count: str
-) -> None:
-    logger.warning(
-        "%s The %s continues with %d of %d ranks from %s: %s.",
-        _line(error),
-        restarts.what,
-        ranks,
-        num_ranks,
-        where,
-        count,
-    )
 
 
 def _line(error: Exception) -> str:

@@ -257,10 +257,7 @@ class SparkJob(TaggedCall["DataFrame"], Stage):
         """Whether the tasks of the stage run or have run, as of at most :data:`STATUS_LAG_S` ago."""
         if not self._tasks_seen.is_set() and not is_connect(self.spark):
             tracker = self.spark.sparkContext.statusTracker()
-            jobs = [tracker.getJobInfo(job) for job in self._job_ids()]
-            stages = [
-                tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds
-            ]
+            stages = [tracker.getStageInfo(stage) for stage in self._stage_ids()]
             if any(
                 stage is not None and self._is_ours(stage.numTasks, stage.numActiveTasks) for stage in stages
             ):
@@ -313,10 +310,8 @@ class SparkJob(TaggedCall["DataFrame"], Stage):
     def _find_executors(self) -> list[str]:
         """The executors of the running tasks, by task."""
         context: Any = self.spark.sparkContext
-        store, tracker = context._jsc.sc().statusStore(), context.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in self._job_ids()]
-        executors = []
-        for stage in {stage for job in jobs if job is not None for stage in job.stageIds}:
+        store, executors = context._jsc.sc().statusStore(), []
+        for stage in self._stage_ids():
             tasks = store.taskList(stage, 0, self.num_ranks)
             executors += [tasks.apply(index).executorId() for index in range(tasks.size())]
         return executors
@@ -373,10 +368,12 @@ class SparkJob(TaggedCall["DataFrame"], Stage):
         self._fetched = None
         self.value = None
 
-    def _job_ids(self) -> list[int]:
+    def _stage_ids(self) -> set[int]:
         context: Any = self.spark.sparkContext
         # pyspark's tracker finds jobs only by their group, which belongs to the caller.
-        return list(context._jsc.sc().statusTracker().getJobIdsForTag(self.tag))
+        job_ids = context._jsc.sc().statusTracker().getJobIdsForTag(self.tag)
+        jobs = [context.statusTracker().getJobInfo(job) for job in job_ids]
+        return {stage for job in jobs if job is not None for stage in job.stageIds}
 
     def _run(self) -> DataFrame | None:
         spark, spec = self.spark, self._spec

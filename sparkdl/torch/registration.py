@@ -48,7 +48,7 @@ from sparkdl.collective import (
 )
 from sparkdl.collective.current import current_job, find_mpi_world, job_rendezvous
 from sparkdl.collective.job import find_all, host_job
-from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns, names_job
+from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
 from sparkdl.patches.late_parameters import average_late_parameters
 from sparkdl.patches.mesh_caches import forget_meshes
@@ -264,7 +264,7 @@ def rendezvous_by_environment(
     job = current_job()
     given = dict(parse_qsl(urlparse(url).query))
     named_size = given.get("world_size") or os.environ.get("WORLD_SIZE")
-    if job is None or not names_job(os.environ, job):
+    if job is None or not job.is_at(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")):
         _note_elsewhere(job, named_size)
         yield from _env_rendezvous_handler(url, timeout=timeout, **kwargs)
         return

@@ -163,7 +163,7 @@ class MpiCommunicator(MpiGroups):
         except MismatchError:
             raise
         except self._mpi.Exception as error:
-            if self._watch.hears_of_failure(_NEWS_S):
+            if self._watch.failed.wait(_NEWS_S):
                 self._abandoned.append(steps)
                 self._check(signature)
             failure = CommunicatorError(f"{signature} on {self.name!r} failed in MPI: {error}")

@@ -136,9 +136,7 @@ class MpiMovements(MpiOperations):
     alltoall_async, alltoall = both_forms(_plan_alltoall)
 
     def _plan_barrier(self, *, name: str = "", timeout_s: float | None = None) -> MpiPlan:
-        return MpiPlan(
-            signature=Signature(kind="barrier", name=name), steps=_nothing_to_move, timeout_s=timeout_s
-        )
+        return MpiPlan(signature=Signature(kind="barrier", name=name), timeout_s=timeout_s)
 
     barrier_async, barrier = both_forms(_plan_barrier)
 
@@ -241,10 +239,6 @@ def _block(whole: Data, blocks: Sequence[int], rank: int) -> Data:
 def _copy(source: Data, target: Data) -> None:
     if source.size and source.ctypes.data != target.ctypes.data:
         target[:] = source
-
-
-def _nothing_to_move() -> Steps:
-    yield from ()
 
 
 class MpiGroups(MpiMovements, MpiReductions):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial, wraps
@@ -25,7 +25,7 @@ from sparkdl.collective.buffers import item_bytes
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import MismatchError, ParamError
 from sparkdl.rendezvous.deadline import check_timeout
-from sparkdl.topology import name_ranks
+from sparkdl.topology import group_ranks, name_ranks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -177,9 +177,7 @@ def agree(signatures: Sequence[Signature], number: int) -> Signature:
     agreed = active[0]
     is_possible = len(active) == len(signatures) or (agreed.kind in _WITHOUT_JOINED and not agreed.blocks)
     if not is_possible or any(signature.digest != agreed.digest for signature in active):
-        said: dict[str, list[int]] = {}
-        for rank, signature in enumerate(signatures):
-            said.setdefault(str(signature), []).append(rank)
+        said = group_ranks(enumerate(map(str, signatures)))
         who_said_what = "; ".join(f"{name_ranks(ranks)} said {text}" for text, ranks in said.items())
         raise MismatchError(f"the ranks disagree about operation {number}: {who_said_what}")
     if agreed.sends:
@@ -252,7 +250,7 @@ class MpiPlan:
 
     Attributes:
         signature: signature on which the ranks have to agree.
-        steps: function that starts the operation, once they agree.
+        steps: function that starts the operation, once they agree; by default there is nothing to do then.
         buffers: arrays that the operation reads or writes.
         timeout_s: seconds until the operation fails; the communicator's deadline when None.
 
@@ -261,7 +259,7 @@ class MpiPlan:
     """
 
     signature: Signature
-    steps: Callable[[], Steps]
+    steps: Callable[[], Iterable[MPI.Request]] = tuple
     buffers: Sequence[FlatBuffer] = ()
     timeout_s: float | None
 

@@ -39,6 +39,10 @@ class PeerWatch:
         rank: number of this rank.
         world_size: number of ranks.
         position: function that returns the number of operations that this rank has joined so far.
+
+    Attributes:
+        failure: failure of this communicator, of this rank or another one; None while there is none.
+        failed: event that is set with the failure.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class PeerWatch:
         self._roll_calls: list[int] = []
         self._closed = False
         self.failure: CommunicatorError | None = None
-        self._failed = threading.Event()
+        self.failed = threading.Event()
         self._lock = threading.Lock()
         rendezvous.post_if_lost("notices", self._notice("lost"))
         threading.Thread(target=self._watch, name="sparkdl-peer-watch", daemon=True).start()
@@ -66,10 +70,6 @@ class PeerWatch:
     def pass_on(self, failure: CommunicatorError) -> None:
         """Make every other rank fail with the failure of this rank, instead of waiting for this rank."""
         self._post("failed", error=type(failure).__name__, reason=f"rank {self._rank}: {failure}")
-
-    def hears_of_failure(self, timeout_s: float) -> bool:
-        """Whether another rank's failure is known, or becomes known within ``timeout_s``."""
-        return self._failed.wait(timeout_s)
 
     def roll_call(self) -> list[int]:
         """Ask all ranks how many operations they have joined; return the ranks that are behind or do not answer."""
@@ -145,7 +145,7 @@ class PeerWatch:
         with self._lock:
             if self.failure is None:
                 self.failure = failure
-                self._failed.set()
+                self.failed.set()
 
     def _notice(self, kind: str, **details: str) -> bytes:
         return json.dumps({"kind": kind, "rank": self._rank, **details}).encode()

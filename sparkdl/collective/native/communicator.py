@@ -196,7 +196,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
     topology = opening.find_topology()
     memory, segment_fd = _share_memory(opening, topology)
     try:
-        sockets = connect_rings(
+        fds = connect_rings(
             opening.own_rendezvous,
             topology=memory,
             # Ranks of one host share a network namespace (see sparkdl.rendezvous.hosts), hence its loopback.
@@ -210,7 +210,6 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
         if segment_fd >= 0:
             os.close(segment_fd)
         raise
-    fds = {kind: pair.detach() for kind, pair in sockets.items()}
     stall_check = opening.stall_check
     core = _native.Communicator(
         rank=opening.rank,

@@ -57,20 +57,6 @@ class Ring:
     previous: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RingSockets:
-    """The two connections of a rank in one ring, open and idle; the caller closes them."""
-
-    to_next: socket.socket
-    from_previous: socket.socket
-
-    def detach(self) -> tuple[int, int]:
-        """Return the descriptors (to next, from previous) in blocking mode; the caller then owns them."""
-        for sock in (self.to_next, self.from_previous):
-            sock.settimeout(None)
-        return self.to_next.detach(), self.from_previous.detach()
-
-
 def plan_rings(topology: Topology) -> dict[str, Ring]:
     """Return the rings to which this rank belongs: ``"lifeline"`` over all ranks, ``"lane"`` over the hosts.
 
@@ -94,7 +80,7 @@ def connect_rings(
     timeout_s: float,
     wire: str = "float32",
     listen_on: Sequence[str] | None = None,
-) -> dict[str, RingSockets]:
+) -> dict[str, tuple[int, int]]:
     """Connect this rank to its neighbours in the rings of :func:`plan_rings`; all ranks take part.
 
     Args:
@@ -107,6 +93,10 @@ def connect_rings(
         listen_on: addresses of this machine at which its neighbours reach it. When None,
             :func:`~sparkdl.rendezvous.addresses.reachable_hosts` chooses them, first those that connect this machine
             and the rendezvous.
+
+    Returns:
+        For each ring, the descriptors of the connections to the next and from the previous rank, in blocking mode; the
+        caller closes them.
 
     Raises:
         MismatchError: on every rank, if the ranks disagree about ``wire``.
@@ -168,20 +158,20 @@ def _connect(
     secret: bytes,
     name: str,
     deadline: Deadline,
-) -> dict[str, RingSockets]:
+) -> dict[str, tuple[int, int]]:
     with ExitStack() as stack:
         outgoing = {}
         for kind, ring in rings.items():
             sock = _dial(addresses[ring.next], secret, name, ring.next, deadline)
             outgoing[kind] = stack.enter_context(sock)
             send_frame(sock, _hello(name, kind, rank), deadline=deadline)
-        incoming: dict[str, socket.socket] = {}
-        stack.callback(_close_all, incoming)
-        _accept_all(rendezvous, listener, rings, incoming, name=name, deadline=deadline)
+        incoming = _accept_all(rendezvous, listener, rings, stack, name=name, deadline=deadline)
         for kind, ring in rings.items():
             _await_welcome(outgoing[kind], kind, ring.next, deadline)
+        for sock in (*outgoing.values(), *incoming.values()):
+            sock.settimeout(None)
         stack.pop_all()
-    return {kind: RingSockets(to_next=outgoing[kind], from_previous=incoming[kind]) for kind in rings}
+    return {kind: (outgoing[kind].detach(), incoming[kind].detach()) for kind in rings}
 
 
 def _first_failure(rendezvous: Rendezvous, rank: int, error: Exception) -> Exception:
@@ -199,11 +189,6 @@ def _failure_of(news: bytes) -> Exception:
     failure = json.loads(news)
     kinds = {kind.__name__: kind for kind in _FAILURE_KINDS}
     return kinds[failure["kind"]](f"rank {failure['rank']} could not connect: {failure['text']}")
-
-
-def _close_all(sockets: Mapping[str, socket.socket]) -> None:
-    for sock in sockets.values():
-        sock.close()
 
 
 def _neighbours(ranks: tuple[int, ...], rank: int) -> Ring:
@@ -237,12 +222,13 @@ def _accept_all(
     rendezvous: Rendezvous,
     listener: AuthenticatedListener,
     rings: Mapping[str, Ring],
-    accepted: dict[str, socket.socket],
+    stack: ExitStack,
     *,
     name: str,
     deadline: Deadline,
-) -> None:
-    """Fill ``accepted`` with the connection of the previous rank in each ring."""
+) -> dict[str, socket.socket]:
+    """Return the connection of the previous rank in each ring, which the stack closes."""
+    accepted: dict[str, socket.socket] = {}
     expected = {_hello(name, kind, ring.previous): kind for kind, ring in rings.items()}
     while len(accepted) < len(rings):
         try:
@@ -261,8 +247,9 @@ def _accept_all(
         if kind is None or kind in accepted:
             sock.close()
             continue
-        accepted[kind] = sock
+        accepted[kind] = stack.enter_context(sock)
         send_frame(sock, _WELCOME, deadline=deadline)
+    return accepted
 
 
 def _hear_hello(sock: socket.socket, expected: Mapping[bytes, str], deadline: Deadline) -> str | None:

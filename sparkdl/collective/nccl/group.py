@@ -19,7 +19,6 @@ import numpy as np
 from sparkdl._native import NcclOperation
 from sparkdl.collective.buffers import DeviceArray, device_array, item_bytes
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
-from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -215,24 +214,16 @@ class NcclWatch:
         self._thread = threading.Thread(target=self._watch, name=f"sparkdl-{name}-watch", daemon=True)
         self._thread.start()
 
-    def check(self) -> None:
-        """Raise the communicator's error if it has failed."""
-        if self._communicator.failure is not None:
-            raise self._communicators_error()
-
     def explain(self, error: CommunicatorError) -> CommunicatorError:
         """Return the error to raise for an error of NCCL: the communicator's error if it has one.
 
         Waits a moment for the communicator's own error; if there is none, aborts the communicator, so that the other
         ranks fail too.
         """
-        deadline = Deadline(_NEWS_S)
-        while self._communicator.failure is None and not deadline.expired:
-            self._closed.wait(0.02)
-        if self._communicator.failure is None:
+        if not self._communicator.has_failed_within(_NEWS_S):
             self._communicator.abort(f"{self._name}: {error}")
             return error
-        return self._communicators_error()
+        return self.communicators_error()
 
     def close(self) -> None:
         """End the thread."""
@@ -256,7 +247,7 @@ class NcclWatch:
         elif self._core.failure is not None:
             self.explain(CommunicatorError(self._core.failure))
 
-    def _communicators_error(self) -> CommunicatorError:
+    def communicators_error(self) -> CommunicatorError:
         """Abort NCCL because the communicator has failed, and return the communicator's error."""
         error = self._communicator.error()
         self._core.abort(str(error))
@@ -283,7 +274,8 @@ class NcclHandle:
             CommunicatorTimeoutError: if they are not complete in time; they continue and can be waited for again.
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        self._group.wait(self._number, timeout_s)
+        with self._group.errors() as core:
+            core.wait(self._number, self._group.timeout_s if timeout_s is None else timeout_s)
 
     def done(self) -> bool:
         """Whether the GPU has completed the operations.
@@ -364,7 +356,7 @@ class NcclGroup:
         timeout_s: float | None = None,
     ) -> NcclHandle:
         """Put operations on a stream, as :meth:`NcclBatch.run` does; does nothing if there are none."""
-        with self._errors():
+        with self.errors():
             number = 0
             if operations:
                 number = self._core.run(
@@ -375,13 +367,8 @@ class NcclGroup:
 
     def is_done(self, number: int) -> bool:
         """Whether the GPU has completed the operations with this number, and all earlier ones."""
-        with self._errors():
+        with self.errors():
             return self._core.done(number)
-
-    def wait(self, number: int, timeout_s: float | None) -> None:
-        """Block the calling thread until :meth:`is_done`."""
-        with self._errors():
-            self._core.wait(number, self.timeout_s if timeout_s is None else timeout_s)
 
     def split(self, ranks: Sequence[int], name: str) -> NcclGroup | None:
         """Open a process set by ``ncclCommSplit``. All ranks of the group must make this call with the same arguments.
@@ -418,7 +405,7 @@ class NcclGroup:
     def _split_core(self, members: list[int], name: str) -> NcclCommunicator | None:
         is_member = self.rank in members
         rank = members.index(self.rank) if is_member else 0
-        with self._errors():
+        with self.errors():
             core = self._core.split(
                 0 if is_member else None,
                 rank,
@@ -462,11 +449,12 @@ class NcclGroup:
                 self.communicator.close()
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Raise the communicator's error in place of NCCL's."""
-        self._watch.check()
+    def errors(self) -> Iterator[NcclCommunicator]:
+        """In this context, in which NCCL is called, raise the communicator's error in place of NCCL's."""
+        if self.communicator.failure is not None:
+            raise self._watch.communicators_error()
         try:
-            yield
+            yield self._core
         except CommunicatorError as error:
             if self._core.failure is None or self._closed:
                 raise

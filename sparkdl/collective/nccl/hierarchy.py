@@ -133,10 +133,7 @@ class Hierarchy:
 
         First waits a moment for the error of the communicator of all ranks, which names a lost or aborting rank.
         """
-        news = Deadline(_NEWS_S)
-        while self.all_ranks.failure is None and not news.expired:
-            self._is_closed.wait(0.02)
-        if self.all_ranks.failure is None:
+        if not self.all_ranks.has_failed_within(_NEWS_S):
             self._is_origin = True
             self.all_ranks.abort(reason)
         if self.across is not None and self.across.failure is None:

@@ -26,7 +26,7 @@ from sparkdl.errors import (
 )
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.store import PrefixRendezvous
-from sparkdl.topology import name_ranks
+from sparkdl.topology import group_ranks, name_groups, name_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -150,10 +150,7 @@ def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
     Args:
         gpus: identity of every rank's GPU, in order of rank.
     """
-    ranks_of: dict[str, list[int]] = {}
-    for rank, gpu in enumerate(gpus):
-        ranks_of.setdefault(gpu, []).append(rank)
-    return {gpu: ranks for gpu, ranks in ranks_of.items() if len(ranks) > 1}
+    return {gpu: ranks for gpu, ranks in group_ranks(enumerate(gpus)).items() if len(ranks) > 1}
 
 
 def _look_at_own(gpu: int) -> tuple[NcclLibrary | None, dict[str, Any]]:
@@ -177,14 +174,14 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
     errors = {rank: published["error"] for rank, published in enumerate(ranks) if "error" in published}
     if errors:
         kinds = {published.get("kind") for published in ranks} - {None}
-        text = _per_rank(errors)
+        text = name_groups(errors.items())
         if kinds == {TransportUnavailableError.__name__}:
             raise TransportUnavailableError(text)
         raise ParamError(text)
     versions = sorted({published["version"] for published in ranks})
     if len(versions) > 1:
-        text = _per_rank(
-            {rank: f"{published['version']} ({published['path']})" for rank, published in enumerate(ranks)}
+        text = name_groups(
+            (rank, f"{published['version']} ({published['path']})") for rank, published in enumerate(ranks)
         )
         raise CommunicatorError(f"all ranks need the same version of NCCL, but have: {text}")
     shared = find_shared_gpus([published["gpu"] for published in ranks])
@@ -264,17 +261,9 @@ _TOO_LATE = "was still waiting for NCCL"
 def _opening_error(failures: Sequence[str], timeout_s: float) -> CommunicatorError:
     causes = {rank: text for rank, text in enumerate(failures) if text and text not in (_GAVE_UP, _TOO_LATE)}
     if causes:
-        return CommunicatorError(_per_rank(causes))
+        return CommunicatorError(name_groups(causes.items()))
     late = [rank for rank, text in enumerate(failures) if text == _TOO_LATE]
     return CommunicatorTimeoutError(
         f"NCCL did not open within {timeout_s:g} s: {name_ranks(late)} still waited for it. Run with NCCL_DEBUG=INFO to"
         " see at what; often a network interface that the hosts cannot reach, to be named in NCCL_SOCKET_IFNAME."
     )
-
-
-def _per_rank(texts: Mapping[int, str]) -> str:
-    """Format texts as ``rank 1: ...; rank 2: ...``; ranks with the same text are named together."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks_of.setdefault(text, []).append(rank)
-    return "; ".join(f"{name_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())

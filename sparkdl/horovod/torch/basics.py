@@ -33,7 +33,7 @@ from sparkdl.horovod.torch.process_sets import (
     ranks_of_comm,
 )
 from sparkdl.horovod.torch.session import Session, problem_with
-from sparkdl.topology import name_ranks
+from sparkdl.topology import group_ranks, name_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -352,10 +352,7 @@ def _distinct(sets: Sequence[list[int]], world_size: int) -> list[list[int]]:
 
 def _by_ranks(said: Mapping[int, str]) -> list[tuple[str, str]]:
     """The distinct texts of the ranks, each with the names of the ranks that gave it."""
-    ranks_of: dict[str, list[int]] = {}
-    for rank, text in said.items():
-        ranks_of.setdefault(text, []).append(rank)
-    return [(text, name_ranks(ranks)) for text, ranks in ranks_of.items()]
+    return [(text, name_ranks(ranks)) for text, ranks in group_ranks(said.items()).items()]
 
 
 def _problem_among(process_sets: Sequence[ProcessSet], world_size: int) -> str | None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO
 
 from sparkdl.errors import LaunchError
@@ -76,17 +77,21 @@ def end_process_group(group: int, exited: threading.Event, *, grace_s: float) ->
         grace_s: seconds between SIGTERM and SIGKILL.
     """
     if not exited.is_set():
-        _signal_group(group, signal.SIGTERM)
+        signal_group(group, signal.SIGTERM)
         exited.wait(grace_s)
     # The leader may have ended while processes that it started still run.
-    _signal_group(group, signal.SIGKILL)
+    signal_group(group, signal.SIGKILL)
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to the processes of a group that are left, if any."""
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        pass
+
+
+def exit_status(ending: os.waitid_result) -> int:
+    """The exit status of a process that :func:`os.waitid` reports, in the form of :class:`subprocess.Popen`."""
+    return ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
 
 
 class GuardedProcess:
@@ -178,7 +183,7 @@ class GuardedProcess:
         # Not reaped yet: its process id must stay in use until its process group has been ended.
         ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         assert ending is not None, "waitid returns None with WNOHANG alone"
-        self.status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
+        self.status = exit_status(ending)
         self.exited.set()
         self._on_exit()
         if self._is_abandoned:

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sparkdl.launch.forkserver.client import ForkserverClient, ForkserverClients
+from sparkdl.launch.forkserver.guard import exit_status, signal_group
 from sparkdl.launch.rank import process
 from sparkdl.launch.rank.stacks import STACK_SIGNAL
 
@@ -98,7 +99,7 @@ def _serve(clients: ForkserverClients) -> tuple[int, int] | None:
             message, fds = _receive(client)
             if not message:
                 if client.rank:
-                    _kill_group(client.rank)
+                    signal_group(client.rank, signal.SIGKILL)
                     orphans.append(client.rank)
                 clients.drop(client)
                 continue
@@ -181,23 +182,13 @@ def _report_exit(client: ForkserverClient) -> None:
     # Not reaped yet: its process id must stay in use until its process group has been ended.
     ending = os.waitid(os.P_PID, client.rank, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ending is not None:
-        status = ending.si_status if ending.si_code == os.CLD_EXITED else -ending.si_status
-        _send(client, {"exited": status})
+        _send(client, {"exited": exit_status(ending)})
         client.is_exit_reported = True
 
 
 def _send(client: ForkserverClient, message: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):  # the worker is gone, which the next receive reports
         client.connection.send(json.dumps(message).encode())
-    except OSError:
-        pass  # the worker is gone, which the next receive reports
-
-
-def _kill_group(rank: int) -> None:
-    try:
-        os.killpg(rank, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 if __name__ == "__main__":

@@ -29,13 +29,8 @@ class ForkserverKind(NamedTuple):
     modules: tuple[str, ...]
 
 
-class _Kept(NamedTuple):
-    kind: ForkserverKind
-    forkserver: ForkserverConnection
-
-
-_idle: list[_Kept] = []
-_lock = threading.Lock()
+_idle: list[tuple[ForkserverKind, ForkserverConnection]] = []
+_lock = threading.RLock()
 _num_requests = [0]
 """Number of ranks that were requested."""
 
@@ -43,10 +38,10 @@ _num_requests = [0]
 def prepare_rank(kind: ForkserverKind) -> None:
     """Start a forkserver for the next rank of this kind, unless this executor has one."""
     with _lock:
-        if all(kept.kind != kind for kept in _idle):
+        if all(other != kind for other, _ in _idle):
             forkserver = start_if_first(*kind)
             if forkserver is not None:
-                _keep_one_kind(_Kept(kind, forkserver))
+                keep(kind, forkserver)
 
 
 def request_rank(
@@ -59,16 +54,15 @@ def request_rank(
     """
     with _lock:
         _num_requests[0] += 1
-        for kept in list(_idle):
-            if kept.kind != kind:
-                continue
+        for kept in [kept for kept in _idle if kept[0] == kind]:
             _idle.remove(kept)
+            forkserver = kept[1]
             try:
-                kept.forkserver.send(request, fds)
+                forkserver.send(request, fds)
             except OSError:  # it was ended meanwhile
-                kept.forkserver.disconnect()
+                forkserver.disconnect()
             else:
-                return kept.forkserver
+                return forkserver
     forkserver = connect_or_start(*kind)
     try:
         forkserver.send(request, fds)
@@ -80,9 +74,15 @@ def request_rank(
 
 
 def keep(kind: ForkserverKind, forkserver: ForkserverConnection) -> None:
-    """Keep a forkserver whose rank has ended for the next rank, and drop those of other kinds, as they use memory."""
+    """Keep an idle connection for the next rank, and drop those of other kinds, as their forkservers use memory.
+
+    There is one of a kind in a Python worker, and several for local ranks.
+    """
     with _lock:
-        _keep_one_kind(_Kept(kind, forkserver))
+        for other, of_other in _idle:
+            if other != kind:
+                of_other.disconnect()
+        _idle[:] = [(kind, forkserver), *(kept for kept in _idle if kept[0] == kind)]
 
 
 def end_idle_forkservers(timeout_s: float) -> None:
@@ -102,18 +102,10 @@ def end_idle_forkservers(timeout_s: float) -> None:
     timer.start()
 
 
-def _keep_one_kind(kept: _Kept) -> None:
-    """Keep an idle connection and those of its kind (one in a Python worker, several for local ranks); close others."""
-    for other in _idle:
-        if other.kind != kept.kind:
-            other.forkserver.disconnect()
-    _idle[:] = [kept, *(other for other in _idle if other.kind == kept.kind)]
-
-
 @atexit.register
 def _disconnect_idle() -> None:
-    for kept in _idle:
-        kept.forkserver.disconnect()
+    for _, forkserver in _idle:
+        forkserver.disconnect()
     _idle.clear()
 
 

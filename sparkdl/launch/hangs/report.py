@@ -9,7 +9,7 @@ from sparkdl.errors import HangError
 from sparkdl.launch.hangs.watch import Hang, find_hang
 from sparkdl.launch.wire.outcome import Failure, RankHealth
 from sparkdl.launch.wire.spec import HangLimits
-from sparkdl.topology import name_ranks
+from sparkdl.topology import group_ranks, name_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,7 @@ def hang_error(
 
 def _report(stacks: Mapping[int, str], health: Mapping[int, RankHealth], hosts: Mapping[int, str]) -> str:
     """Describe where every rank was; ranks with the same stack and state are described together."""
-    alike: dict[tuple[str, str], list[int]] = {}
-    for rank, stack in stacks.items():
-        alike.setdefault((_describe(health.get(rank)), stack), []).append(rank)
+    alike = group_ranks((rank, (_describe(health.get(rank)), stack)) for rank, stack in stacks.items())
     parts = []
     for (state, stack), ranks in alike.items():
         there = f" on {', '.join(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))}"

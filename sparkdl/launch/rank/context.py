@@ -63,11 +63,10 @@ class RankContext:
     def begin(self) -> None:
         """Provide the job to code without this context; in an elastic launch, first wait for the first world."""
         if self._membership is not None:
-            world = self._membership.enter()
-            assert world is not None, "it has not returned before it has begun"
-            self._enter(world)
+            self._enter(self._membership.enter())
             self._leave_on_sigterm(self._membership)
-        provide_job(self.job, self.rendezvous)
+        else:
+            provide_job(self.job, self.rendezvous)
 
     def _leave_on_sigterm(self, membership: Membership) -> None:
         """Have the first SIGTERM make this rank leave after the current step, and the next one end it at once."""
@@ -128,10 +127,7 @@ class RankContext:
         with contextlib.suppress(CommunicatorError):  # it may have failed already
             self.close(failed=True, reason=reason)
         self._communicator = None
-        world = self._membership.enter(progress=progress)
-        assert world is not None, "the function has not returned"
-        self._enter(world)
-        provide_job(self.job, self.rendezvous)
+        self._enter(self._membership.enter(progress=progress))
 
     def finish(self, *, progress: int = -1) -> bool:
         """Wait until the value of rank 0 has reached the driver.
@@ -151,16 +147,17 @@ class RankContext:
         if world is None:
             return True
         self._enter(world)
-        provide_job(self.job, self.rendezvous)
         return False
 
-    def _enter(self, world: World) -> None:
+    def _enter(self, world: World | None) -> None:
         assert self._membership is not None
+        assert world is not None, "the function has not returned"
         self.rank, self.world_size = self._membership.rank, world.num_ranks
         self._heartbeat.enter(world.number)
         self.rendezvous = self._membership.rendezvous()
         self.job = replace(self.job, rank=self.rank, world_size=self.world_size)
         self._communicator = self._topology = None
+        provide_job(self.job, self.rendezvous)
 
     def _break(self, reason: str) -> None:
         """Abort the communicator, as a rank is lost: this ends waits for one that is only frozen, too."""

@@ -50,7 +50,7 @@ def main(task_fd: int, stacks_fd: int) -> int:
     faulthandler.enable()
     stacks, heartbeat = RankStacks(stacks_fd), RankHeartbeat(task)
     call = _receive_call(task)
-    assignment = _next_header(task)
+    assignment, _ = _receive(task)
     try:
         _send_result(task, _run(task, assignment, call, heartbeat, stacks))
     except BaseException as error:
@@ -66,11 +66,11 @@ def main(task_fd: int, stacks_fd: int) -> int:
     return 0
 
 
-def _next_header(task: MessageConnection) -> dict[str, Any]:
+def _receive(task: MessageConnection) -> tuple[dict[str, Any], memoryview]:
     message = task.receive()
     if message is None:
         sys.exit("the barrier task ended before it had sent the function and the assignment")
-    return message[0]
+    return message
 
 
 def _receive_call(task: MessageConnection) -> Call:
@@ -79,8 +79,8 @@ def _receive_call(task: MessageConnection) -> Call:
     If it cannot be unpickled, return a call that raises the error, so that it is reported once the other ranks run.
     """
     payload = bytearray()
-    while (message := task.receive()) is not None:
-        header, body = message
+    while True:
+        header, body = _receive(task)
         if header["kind"] == "unpickle":
             # Imports make hundreds of thousands of objects and next to no garbage: collections would take a quarter of
             # the time that importing torch takes. Frozen objects are never visited again.
@@ -92,13 +92,8 @@ def _receive_call(task: MessageConnection) -> Call:
             finally:
                 gc.freeze()
                 gc.enable()
-            return partial(_call, function, args, kwargs)
+            return lambda context: function(context, *args, **kwargs)
         payload += body
-    sys.exit("the barrier task ended before it had sent the function and the assignment")
-
-
-def _call(function: Callable[..., Any], args: Any, kwargs: Any, context: RankContext) -> Any:
-    return function(context, *args, **kwargs)
 
 
 def _raise(error: BaseException, context: RankContext) -> NoReturn:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -134,16 +135,12 @@ class Meeting:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        try:
+        with suppress(InvalidStateError):  # the result is already there
             self._peers.set_exception(error)
-        except InvalidStateError:
-            pass  # the result is already there
 
     def _set_peers(self, peers: list[dict[str, Any]]) -> None:
-        try:
+        with suppress(InvalidStateError):  # the data came by the other way first, or the wait has failed
             self._peers.set_result([Peer(**peer) for peer in peers])
-        except InvalidStateError:
-            pass  # the data came by the other way first, or the wait has failed
 
 
 CAUSE_TIMEOUT_S = 3.0

@@ -229,16 +229,13 @@ class RankSupervisor:
         if self._returned.is_set() or self._process.exited.is_set():
             return RankHealth()
         heartbeat = self._heartbeat or {"waits": (), "idle_s": None, "world": 0}
-        silent_s = max(0.0, time.monotonic() - self._received_at)
-        state = process_state(self.pid) if self._received_at < math.inf else ""
-        fields = {
-            "silent_s": silent_s,
-            "state": state,
-            "waits": heartbeat["waits"],
-            "idle_s": heartbeat["idle_s"],
-            "world": heartbeat["world"],
-        }
-        return RankHealth.from_fields(fields)
+        return RankHealth.from_fields(
+            {
+                "silent_s": max(0.0, time.monotonic() - self._received_at),
+                "state": process_state(self.pid) if self._received_at < math.inf else "",
+                **{name: heartbeat[name] for name in ("waits", "idle_s", "world")},
+            }
+        )
 
     def stop(self, reason: StopReason) -> None:
         """Have :meth:`wait` end the rank, for this reason. Safe from any thread."""

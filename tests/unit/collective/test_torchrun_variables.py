@@ -5,7 +5,7 @@ import pytest
 from sparkdl.collective import Address
 from sparkdl.collective.current import find_own_job
 from sparkdl.collective.job import RankJob
-from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES, names_job, torchrun_variables
+from sparkdl.collective.torchrun_variables import TORCHRUN_VARIABLES, torchrun_variables
 from sparkdl.topology import Topology
 
 JOB = RankJob(rank=2, world_size=3, coordinator=Address(("10.0.0.1", "127.0.0.1"), 4242), secret=b"s" * 32)
@@ -43,4 +43,5 @@ def test_job_of_a_rank_is_ignored_when_torchrun_starts_ranks_inside_it() -> None
 def test_master_address_and_port_decide_whether_a_program_meets_in_the_job(
     changed: dict[str, str], is_named: bool
 ) -> None:
-    assert names_job({**VARIABLES, **changed}, JOB) is is_named
+    given = {**VARIABLES, **changed}
+    assert JOB.is_at(given["MASTER_ADDR"], given["MASTER_PORT"]) is is_named

@@ -48,7 +48,7 @@ class Topology:
     @property
     def local_ranks(self) -> tuple[int, ...]:
         """The ranks on this host, in ascending order."""
-        return self.ranks_on(self.host)
+        return tuple(self.ranks_by_host[self.host])
 
     @property
     def local_rank(self) -> int:
@@ -64,8 +64,7 @@ class Topology:
     def cross_ranks(self) -> tuple[int, ...]:
         """The ranks with the same ``local_rank`` as this rank, at most one per host, in order of hosts."""
         local = self.local_rank
-        per_host = (self.ranks_on(host) for host in range(self.num_hosts))
-        return tuple(ranks[local] for ranks in per_host if local < len(ranks))
+        return tuple(ranks[local] for ranks in self.ranks_by_host if local < len(ranks))
 
     @property
     def cross_rank(self) -> int:
@@ -77,9 +76,10 @@ class Topology:
         """Number of hosts that have a rank with this ``local_rank``."""
         return len(self.cross_ranks)
 
-    def ranks_on(self, host: int) -> tuple[int, ...]:
-        """The ranks on one host, in ascending order."""
-        return tuple(rank for rank, other in enumerate(self.host_of_rank) if other == host)
+    @property
+    def ranks_by_host(self) -> list[list[int]]:
+        """The ranks on each host, in ascending order."""
+        return list(group_ranks(enumerate(self.host_of_rank)).values())
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The host indices of some ranks, renumbered by first appearance."""

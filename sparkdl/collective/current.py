@@ -93,13 +93,8 @@ def _wrong_library(size: int, variable: str) -> str:
 Finder = Callable[[Mapping[str, str]], "Callable[[], Communicator] | None"]
 """Takes environment variables; returns a function that opens the communicator of all ranks, or None."""
 
-_added: list[Finder] = []
-
-
-def add_finder(finder: Finder) -> None:
-    """Add a finder for another launcher's variables. Idempotent."""
-    if finder not in _added:
-        _added.append(finder)
+finders: list[Finder] = []
+"""Finders that other packages have added, for the variables of further launchers."""
 
 
 def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
@@ -111,11 +106,15 @@ def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
     Raises:
         LaunchError: if only some of a launcher's variables are set; the message names the missing ones.
     """
-    for finder in (_find_own, *_added, find_mpi_world):
-        opener = finder(environ)
-        if opener is not None:
-            return opener
-    return None
+    if not finders and is_torchruns(environ):
+        raise LaunchError(
+            "torchrun started this process: import sparkdl.torch, which knows torchrun's variables."
+        )
+    job = find_own_job(environ)
+    if job is not None:
+        return partial(join_job, job)
+    openers = (finder(environ) for finder in (*finders, find_mpi_world))
+    return next((opener for opener in openers if opener is not None), None)
 
 
 def find_own_job(environ: Mapping[str, str]) -> RankJob | None:
@@ -127,15 +126,6 @@ def find_own_job(environ: Mapping[str, str]) -> RankJob | None:
     if is_torchruns(environ):
         return None  # a rank of sparkdl ran torchrun, whose ranks inherit the variables of sparkdl
     return RankJob.from_variables(environ)
-
-
-def _find_own(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    if not _added and is_torchruns(environ):
-        raise LaunchError(
-            "torchrun started this process: import sparkdl.torch, which knows torchrun's variables."
-        )
-    job = find_own_job(environ)
-    return None if job is None else partial(join_job, job)
 
 
 _sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.buffers import DTYPES, item_bytes
-from sparkdl.collective.operation_queue import MessageFuture
+from sparkdl.collective.operation_queue import FutureHandle
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
 from sparkdl.errors import (
     CommunicatorAbortedError,
@@ -76,7 +76,7 @@ class PendingMessage:
             kind, name=f"tag {tag}", num_bytes=size * item_bytes(dtype), dtype=dtype, is_blocking=False
         )
         self._future: Future[None] = Future()
-        self.handle = MessageFuture(self._future, monitor.blocked, self.peer)
+        self.handle = FutureHandle(self._future, monitor.blocked, self.peer)
         self._deadline: Deadline | None = None
         self._stall: StallTimer | None = None
         self._wait: NotedWait | None = None

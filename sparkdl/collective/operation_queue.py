@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 
 class FutureHandle:
-    """Handle of an operation that runs on a thread of this process."""
+    """Handle of an operation that runs on a thread of this process, or of a message.
 
-    def __init__(self, future: Future[None], blocked: Blocked = nullcontext) -> None:
+    Attributes:
+        source: rank that sends the message; for a message from any rank, -1 until the sender is known.
+    """
+
+    def __init__(self, future: Future[None], blocked: Blocked = nullcontext, source: int = -1) -> None:
         self._future = future
         self._blocked = blocked
+        self.source = source
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See :class:`~sparkdl.collective.communicator.Handle`."""
@@ -44,18 +49,6 @@ class FutureHandle:
         """Call ``action``, on any thread, as soon as the operation is complete; it must return at once."""
         pending = [action]  # taken out: a future keeps its callbacks, and the action may refer to this handle
         self._future.add_done_callback(lambda _: pending.pop()())
-
-
-class MessageFuture(FutureHandle):
-    """Handle of a message.
-
-    Attributes:
-        source: rank that sends the message; for a message from any rank, -1 until the sender is known.
-    """
-
-    def __init__(self, future: Future[None], blocked: Blocked, source: int) -> None:
-        super().__init__(future, blocked)
-        self.source = source
 
 
 class OperationQueue:

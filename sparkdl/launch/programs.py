@@ -160,7 +160,9 @@ class LocalRanks:
             OSError: if ``on_line`` raised it; the ranks are ended when the context is left.
         """
         for _ in range(self._num_ranks):
-            rank = self._next_ended()
+            rank = self._ended.get()
+            if isinstance(rank, OSError):
+                raise rank
             if self._processes[rank].status != 0:
                 deadline = Deadline(_ABORT_GRACE_S)
                 for process in self._processes:
@@ -203,7 +205,6 @@ class LocalRanks:
                     self._command,
                     environment=variables,
                     pass_fds=fds,
-                    separate_errors=True,
                     on_exit=partial(self._ended.put, job.rank),
                 )
             except OSError as error:
@@ -232,12 +233,6 @@ class LocalRanks:
         stack.enter_context(server)
         self._pmi_servers.append(server)
         return theirs.fileno()
-
-    def _next_ended(self) -> int:
-        ended = self._ended.get()
-        if isinstance(ended, OSError):
-            raise ended
-        return ended
 
     def _blame(self, first: int) -> FailedRank:
         """Find the rank that failed by itself; it need not be the first one that ended."""

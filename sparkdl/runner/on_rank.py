@@ -50,7 +50,7 @@ def see_gpus_of_host(context: RankContext) -> None:
         timeout_s=context.communicator.timeout_s,
     )
     topology = context.topology
-    visible = joined([json.loads(gathered[rank]) for rank in topology.ranks_on(topology.host)])
+    visible = joined([json.loads(gathered[rank]) for rank in topology.local_ranks])
     if visible is not None:
         os.environ[_VISIBLE] = visible
 

@@ -8,7 +8,7 @@ run on it unchanged. The module starts no processes and has no training loop.
 
 from __future__ import annotations
 
-from sparkdl.collective.current import add_finder
+from sparkdl.collective.current import finders
 from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK
 from sparkdl.torch.data_parallel import DataParallel
 from sparkdl.torch.local_updates import LocalUpdates
@@ -44,4 +44,4 @@ __all__ = [
 ]
 
 register()
-add_finder(find_torchrun)
+finders.append(find_torchrun)

@@ -223,7 +223,7 @@ def _send_garbage(environment: RankEnvironment, name: str, kind: str, hosts: tup
         name=name,
         timeout_s=20.0,
     )
-    sockets = {ring: (pair.to_next, pair.from_previous) for ring, pair in rings.items()}
+    sockets = {ring: [socket.socket(fileno=fd) for fd in fds] for ring, fds in rings.items()}
     try:
         for sock in sockets[kind]:
             sock.sendall(b"\x9f garbage" * 100)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from sparkdl.collective.communicator import Array, Communicator
-    from sparkdl.collective.operation_queue import MessageFuture
+    from sparkdl.collective.operation_queue import FutureHandle
 
 
 _entered = threading.local()
@@ -97,11 +97,6 @@ class DeviceBuffer:
         self.dtype = array.dtype
         self.data = DeviceElements(array.pointer, array.count, storage_of(array.dtype).itemsize)
         self.owner = array
-
-    @property
-    def unread(self) -> DeviceElements:
-        """The elements."""
-        return self.data
 
     def enter(self) -> None:
         """Prepare this thread for MPI calls with the elements."""
@@ -163,7 +158,7 @@ class MpiMessages:
 
     def queue(
         self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
-    ) -> MessageFuture:
+    ) -> FutureHandle:
         """See :class:`~sparkdl.collective.communicator.MessageQueue`."""
         parent, is_send = self._communicator, kind == "send"
         check_message(peer, tag, rank=parent.rank, world_size=parent.world_size, max_tag=self._max_tag)
@@ -218,7 +213,7 @@ class MpiMessages:
         message.matched()
         if isinstance(buffer, FlatBuffer):
             buffer.pack()
-        whole = buffer.unread if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
+        whole = buffer.data if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
         for piece in pieces(whole):
             yield self._comm.Isend(piece, to, 3 * tag + 2)
 
@@ -241,9 +236,7 @@ class MpiMessages:
             buffer.unpack()
 
     def _written(self, buffer: FlatBuffer | DeviceBuffer) -> AbstractContextManager[Any]:
-        return (
-            nullcontext(buffer.unread) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
-        )
+        return nullcontext(buffer.data) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
 
     def _serve(self) -> None:
         quiet_since = time.monotonic()

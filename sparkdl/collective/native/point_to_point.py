@@ -106,9 +106,7 @@ class NativeMessages:
 
     def abort(self, reason: str) -> None:
         """Make all messages fail with ``reason``, here and at their other ends; returns at once."""
-        with self._lock:
-            links = list(self._links.values())
-        for link in links:
+        for link in self.links().values():
             link.abort(reason)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ def plan_rings(topology: Topology) -> dict[str, Ring]:
     rings = {}
     if topology.world_size > 1:
         rings["lifeline"] = _neighbours(tuple(range(topology.world_size)), topology.rank)
-    num_lanes = min(len(topology.ranks_on(host)) for host in range(topology.num_hosts))
+    num_lanes = min(map(len, topology.ranks_by_host))
     if topology.num_hosts > 1 and topology.local_rank < num_lanes:
         rings["lane"] = _neighbours(topology.cross_ranks, topology.rank)
     return rings

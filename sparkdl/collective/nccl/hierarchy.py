@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sparkdl.collective.communicator import Communicator
     from sparkdl.collective.nccl.group import NcclGroup
-    from sparkdl.topology import Topology
 
 _LOOK_S = 0.1
 """Pause between two checks for a failure of one of the groups."""
@@ -57,7 +56,7 @@ class Hierarchy:
         *,
         takes_device_memory: bool,
     ) -> None:
-        sizes = host_sizes(all_ranks.topology)
+        sizes = list(map(len, all_ranks.topology.ranks_by_host))
         self.all_ranks = all_ranks
         self.inside = inside
         self.across = across
@@ -74,8 +73,7 @@ class Hierarchy:
 
     def rank_order(self) -> list[int]:
         """Return all ranks in order of local rank, then of host; all hosts must have the same number of ranks."""
-        topology = self.all_ranks.topology
-        by_host = [topology.ranks_on(host) for host in range(topology.num_hosts)]
+        by_host = self.all_ranks.topology.ranks_by_host
         return [rank for ranks in zip(*by_host, strict=True) for rank in ranks]
 
     @contextmanager
@@ -162,7 +160,7 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
         local = all_ranks.split(topology.local_ranks, "inside")
         opened.callback(local.close)
         across = None
-        if topology.local_rank < min(host_sizes(topology)):
+        if topology.local_rank < min(map(len, topology.ranks_by_host)):
             across = all_ranks.split(topology.cross_ranks, "across")
             opened.callback(across.close)
         inside, failure = None, None
@@ -182,19 +180,13 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
         published: list[dict[str, Any]] = [json.loads(text) for text in texts]
         if failure is not None:
             raise failure
-        first_ranks = [topology.ranks_on(host)[0] for host in range(topology.num_hosts)]
         failures = [
-            f"on that of {name_ranks(topology.ranks_on(host))}: {published[first]['failure']}"
-            for host, first in enumerate(first_ranks)
-            if published[first]["failure"]
+            f"on that of {name_ranks(ranks)}: {published[ranks[0]]['failure']}"
+            for ranks in topology.ranks_by_host
+            if published[ranks[0]]["failure"]
         ]
         if inside is None or failures:
             raise CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(failures)}")
         opened.pop_all()
         takes_device_memory = all(ranks["takes_device_memory"] for ranks in published)
         return Hierarchy(all_ranks, inside, across, takes_device_memory=takes_device_memory)
-
-
-def host_sizes(topology: Topology) -> list[int]:
-    """Return the number of ranks of each host."""
-    return [len(topology.ranks_on(host)) for host in range(topology.num_hosts)]

@@ -75,15 +75,15 @@ class OperationRecord(NamedTuple):
     name: str
     bytes: int
     dtype: str
-    is_ok: bool
-    queued_ns: int
-    begun_ns: int
-    arrived_ns: int
+    is_ok: bool = False
+    queued_ns: int = 0
+    begun_ns: int = 0
+    arrived_ns: int = 0
     """Time at which the rank began to wait for other ranks; 0 if it did not wait."""
-    ready_ns: int
+    ready_ns: int = 0
     """Time at which all ranks had joined."""
-    done_ns: int
-    last: int
+    done_ns: int = 0
+    last: int = -1
     """Rank that joined last; -1 if this rank did not wait, or if that rank is not known."""
 
 
@@ -179,20 +179,7 @@ class OperationMonitor:
             is_blocking: whether the caller is blocked until the end, also outside :meth:`blocked`.
         """
         now_ns = time.monotonic_ns()
-        record = OperationRecord(
-            sequence=0,
-            kind=kind,
-            name=name,
-            bytes=num_bytes,
-            dtype=dtype,
-            is_ok=False,
-            queued_ns=queued_ns,
-            begun_ns=now_ns,
-            arrived_ns=0,
-            ready_ns=0,
-            done_ns=0,
-            last=-1,
-        )
+        record = OperationRecord(0, kind, name, num_bytes, dtype, queued_ns=queued_ns, begun_ns=now_ns)
         return OperationTiming(self, record, None if is_blocking else self.blocked_until(now_ns))
 
     @contextmanager

@@ -207,7 +207,7 @@ def cross_size() -> int:
 def is_homogeneous() -> bool:
     """Whether all hosts have the same number of ranks."""
     topology = session().world.topology
-    return len({len(topology.ranks_on(host)) for host in range(topology.num_hosts)}) == 1
+    return len(set(map(len, topology.ranks_by_host))) == 1
 
 
 def _launched() -> Communicator:

@@ -95,17 +95,17 @@ def exit_status(ending: os.waitid_result) -> int:
 
 
 class GuardedProcess:
-    """One process, in a group of its own; its output comes through pipes.
+    """One process, in a group of its own; its standard output and standard error come through a pipe each.
 
     Args:
         command: the program and its arguments.
         environment: environment variables of the process.
         pass_fds: file descriptors that the process inherits.
-        separate_errors: whether standard error has a pipe of its own; otherwise it shares the pipe of standard output.
         on_exit: called from a thread once the process has ended.
 
     Attributes:
         pid: process id of the process.
+        outputs: reading ends of the pipes.
         exited: event that is set once the process has ended.
         status: exit status of the ended process, as :class:`subprocess.Popen` reports it; None before its end.
 
@@ -120,20 +120,22 @@ class GuardedProcess:
         *,
         environment: Mapping[str, str],
         pass_fds: Sequence[int] = (),
-        separate_errors: bool = False,
         on_exit: Callable[[], None],
     ) -> None:
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             env=dict(environment),
             pass_fds=pass_fds,
             # A group of its own, so that all processes that it starts can be ended with it.
             start_new_session=True,
         )
         self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.outputs: list[IO[bytes]] = [self._process.stdout, self._process.stderr]
         try:
             self._guard = ProcessGuard(self.pid)
         except BaseException:
@@ -148,11 +150,6 @@ class GuardedProcess:
         self.exited = threading.Event()
         self.status: int | None = None
         threading.Thread(target=self._await_exit, name=f"sparkdl-exit-{self.pid}", daemon=True).start()
-
-    @property
-    def outputs(self) -> list[IO[bytes]]:
-        """Reading ends of the pipes: standard output, and standard error if it has a pipe of its own."""
-        return [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe is not None]
 
     def end(self, *, grace_s: float) -> None:
         """End the process and all processes that it has started: SIGTERM, then SIGKILL. May be called again.

@@ -377,30 +377,29 @@ class RankSupervisor:
 
     def _relay_messages(self) -> None:
         try:
-            self._take_messages()
+            while (message := self._connection.receive()) is not None:
+                self._received_at = math.inf  # no heartbeat is received while this message is passed on
+                self._take(*message)
+                self._received_at = time.monotonic()
         except Exception as error:
             self._fail(error)
 
-    def _take_messages(self) -> None:
-        while (message := self._connection.receive()) is not None:
-            self._received_at = math.inf  # no heartbeat is received while this message is passed on
-            header, body = message
-            if header["kind"] == "heartbeat":
-                self._heartbeat = header
-            elif header["kind"] == "event":
-                self._on_event(header["event"])
-            elif header["kind"] == "result":
-                self.result.write(body)
-            elif header["kind"] == "returned":
-                self._returned.set()
-                self._changed.set()
-            elif header["kind"] == "error":
-                self._error_chunks.append(bytes(body))
-            elif header["kind"] == "raised":
-                self._failure = Failure(rank=self._rank, **header["failure"])
-                self._awaits_exception = True
-            elif header["kind"] == "failure":
-                pickled = b"".join(self._error_chunks)
-                self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
-                self._awaits_exception = False
-            self._received_at = time.monotonic()
+    def _take(self, header: dict[str, Any], body: memoryview) -> None:
+        if header["kind"] == "heartbeat":
+            self._heartbeat = header
+        elif header["kind"] == "event":
+            self._on_event(header["event"])
+        elif header["kind"] == "result":
+            self.result.write(body)
+        elif header["kind"] == "returned":
+            self._returned.set()
+            self._changed.set()
+        elif header["kind"] == "error":
+            self._error_chunks.append(bytes(body))
+        elif header["kind"] == "raised":
+            self._failure = Failure(rank=self._rank, **header["failure"])
+            self._awaits_exception = True
+        elif header["kind"] == "failure":
+            pickled = b"".join(self._error_chunks)
+            self._failure = Failure(rank=self._rank, pickled=pickled, **header["failure"])
+            self._awaits_exception = False

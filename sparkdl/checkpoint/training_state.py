@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart, mark_stages
 from sparkdl.checkpoint.values import check_values
-from sparkdl.collective.current import at_end, current_communicator, current_worlds
+from sparkdl.collective.current import at_end, current_communicator, provided
 from sparkdl.errors import CheckpointError, LaunchError, ParamError, WorldLeftError
 from sparkdl.torch.objects import broadcast_object, pickle_for_others, refuse_shards
 
@@ -142,7 +142,7 @@ class TrainingState:
 
     def _take_up_state(self) -> bool:
         """Take up the last commit of this number in this process, of the world before; return whether there is one."""
-        worlds = current_worlds()
+        worlds = provided.worlds
         if worlds is None:
             return False
         before, _states[self._number] = _states.get(self._number), self
@@ -168,7 +168,7 @@ class TrainingState:
         Raises:
             WorldLeftError: if so.
         """
-        worlds = current_worlds()
+        worlds = provided.worlds
         if worlds is not None and self._ranks.broadcast(worlds.is_to_leave()):
             raise WorldLeftError("other ranks wait to join")
 

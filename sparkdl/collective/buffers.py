@@ -68,7 +68,7 @@ class _Tensor(ctypes.Structure):
 
 def item_bytes(dtype: str) -> int:
     """Return the size in bytes of an element of ``dtype``, one of :data:`DTYPES`."""
-    return np.dtype(_STORAGE.get(dtype, dtype)).itemsize
+    return storage_of(dtype).itemsize
 
 
 @dataclass(frozen=True)

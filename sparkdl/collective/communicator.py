@@ -100,6 +100,7 @@ class Communicator(ABC):
 
     Attributes:
         is_member: True; False in a :class:`~sparkdl.collective.process_sets.NonMember`.
+        transport: transport that carries the data: ``"native"`` or ``"mpi"``.
         rank: number of this rank in the communicator.
         world_size: number of ranks of the communicator.
         topology: which ranks share a host, regardless of the transport.
@@ -119,6 +120,7 @@ class Communicator(ABC):
     """
 
     is_member = True
+    transport: str
     monitors: tuple[Monitor, Monitor]
     _messages: MessageQueue
 
@@ -138,11 +140,6 @@ class Communicator(ABC):
         self._own_rendezvous = opening.own_rendezvous
         self._process_sets = ProcessSets(opening, topology)
         self._timeline: Timeline | None = None
-
-    @property
-    @abstractmethod
-    def transport(self) -> str:
-        """Transport that carries the data: ``"native"`` or ``"mpi"``."""
 
     @property
     def takes_device_memory(self) -> bool:

@@ -131,9 +131,6 @@ def find_own_job(environ: Mapping[str, str]) -> RankJob | None:
 _sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []
 """At most one entry: functions that return the communicator of this process, and whether it is open."""
 
-_jobs: list[tuple[RankJob, Rendezvous]] = []
-"""At most one entry: the job that a launcher has provided, and its rendezvous."""
-
 _lock = threading.RLock()
 
 
@@ -204,19 +201,6 @@ def end_program() -> None:
 
 os.register_at_fork(after_in_child=_ends.clear)  # what was begun is the parent's
 
-_driver_log: list[Callable[[str], None]] = [print]
-"""The function that carries a message to the driver, as the only entry; ``print`` until another one is provided."""
-
-
-def log_on_driver(message: str) -> None:
-    """Print a message on the driver, even if other output of the ranks is not shown there."""
-    _driver_log[0](message)
-
-
-def provide_driver_log(write: Callable[[str], None]) -> None:
-    """Set the function that carries messages of this process to the driver. For launchers of ranks."""
-    _driver_log[:] = [write]
-
 
 @dataclass(frozen=True)
 class Worlds:
@@ -234,18 +218,22 @@ class Worlds:
     meet_again: Callable[[str, int], None]
 
 
-_worlds: list[Worlds] = []
-"""How this process changes its world, as the only entry; empty if the ranks stay together."""
+@dataclass
+class Provided:
+    """What the launcher of this process has provided.
+
+    Attributes:
+        job: the job, and the rendezvous that is connected to its coordinator; None without a launcher.
+        worlds: how this process changes its world; None if the ranks stay together.
+        driver_log: prints a message on the driver, even if other output of the ranks is not shown there.
+    """
+
+    job: tuple[RankJob, Rendezvous] | None = None
+    worlds: Worlds | None = None
+    driver_log: Callable[[str], None] = print
 
 
-def current_worlds() -> Worlds | None:
-    """Return how this process changes its world; None if the ranks stay together."""
-    return _worlds[0] if _worlds else None
-
-
-def provide_worlds(worlds: Worlds) -> None:
-    """Set how this process changes its world. For launchers of ranks."""
-    _worlds[:] = [worlds]
+provided = Provided()
 
 
 def current_job() -> RankJob | None:
@@ -254,7 +242,7 @@ def current_job() -> RankJob | None:
     Raises:
         LaunchError: if only some of the variables of ``sparkdl run`` are set; the message names the missing ones.
     """
-    return _jobs[0][0] if _jobs else find_own_job(os.environ)
+    return find_own_job(os.environ) if provided.job is None else provided.job[0]
 
 
 def job_rendezvous(job: RankJob) -> Rendezvous:
@@ -264,11 +252,4 @@ def job_rendezvous(job: RankJob) -> Rendezvous:
         ConnectionError: if the coordinator cannot be reached.
         SparkdlError: if the coordinator has another secret, or has ended.
     """
-    if _jobs:
-        return _jobs[0][1]
-    return enter_job(job)
-
-
-def provide_job(job: RankJob, rendezvous: Rendezvous) -> None:
-    """Set the job of this process, and the rendezvous that is connected to its coordinator."""
-    _jobs[:] = [(job, rendezvous)]
+    return enter_job(job) if provided.job is None else provided.job[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.current import log_on_driver
+from sparkdl.collective.current import provided
 
 if TYPE_CHECKING:
     from sparkdl.horovod.runner import run
@@ -25,7 +25,7 @@ def log_to_driver(message: str) -> None:
     Args:
         message: message to print; it is cut off after 4000 characters.
     """
-    log_on_driver(str(message)[:_MAX_CHARS])
+    provided.driver_log(str(message)[:_MAX_CHARS])
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,7 @@ def raise_for_failures(
     spark_error: Exception | None,
     job: Stage,
     limits: HangLimits,
-    were_lost: bool,
+    returned: Collection[int] = (),
 ) -> None:
     """Raise the exception that says why a launch failed; return if no failure is known.
 
@@ -48,7 +48,7 @@ def raise_for_failures(
         spark_error: exception that ended the tasks, such as Spark's; None without one.
         job: the tasks that ran the ranks.
         limits: times after which a rank counts as hanging.
-        were_lost: whether a rank was lost, if all failures are consequences; see :func:`were_ranks_lost`.
+        returned: ranks whose function is known to have returned.
 
     Raises:
         LaunchError: if Spark ended the stage, or its executors were lost.
@@ -73,6 +73,7 @@ def raise_for_failures(
                 f"{spark_words(spark_error)}"
             ) from spark_error
     if culprit is not None:
+        were_lost = were_ranks_lost(failures, returned, job.num_ranks)
         error = link_error(failures, job.num_ranks) or rank_error(culprit, were_lost, _stuck(failures))
         raise error from culprit.exception or spark_error
     if isinstance(spark_error, SparkdlError):

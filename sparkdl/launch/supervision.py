@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
-from sparkdl.launch.failures import raise_for_failures, were_ranks_lost
+from sparkdl.launch.failures import raise_for_failures
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
 from sparkdl.launch.stage import Stage
@@ -108,7 +108,10 @@ class Supervision:
         watches_hangs: bool = True,
     ) -> None:
         self._start, self.channel, self._limits, self._listener = start, channel, limits, listener
-        self._guard = HangGuard(channel, limits if watches_hangs else _NO_LIMITS)
+        self._watch = HangWatch(limits if watches_hangs else _NO_LIMITS)
+        self._hang: tuple[Hang, dict[int, RankHealth]] | None = None
+        self._end_by = math.inf
+        self._has_failed = False
         self._stack = ExitStack()
         self._has_left = False
 
@@ -128,7 +131,7 @@ class Supervision:
         Raises:
             SlotsMissingError: if the cluster did not have the slots in time.
         """
-        if not self.stage.running or self.stage.error is not None or self._guard.is_overdue:
+        if not self.stage.running or self.stage.error is not None or time.monotonic() >= self._end_by:
             return False
         for _ in range(_MOST_MESSAGES):
             message = self.channel.next_message(timeout_s)
@@ -136,7 +139,7 @@ class Supervision:
                 break
             self._listener.handle(message)
             timeout_s = 0.0
-        self._guard.poll()
+        self._look_for_hang()
         self.stage.check_start(len(self.channel.started))
         return True
 
@@ -155,7 +158,7 @@ class Supervision:
             HangError: if a rank hung.
         """
         self._pass_on_last_lines()
-        self._guard.check()
+        self._raise_hang()
         if self.stage.running:
             # A rank or its task failed, and another task does not end: what was received suffices.
             self.channel.cancel(StopReason("a rank failed, and not all tasks ended in time"))
@@ -182,6 +185,28 @@ class Supervision:
         with stack:
             if self.stage.running:
                 _cancel_in_background(self.stage, self.channel, stack.pop_all())
+
+    def _look_for_hang(self) -> None:
+        """Have all ranks ended if one hangs, and limit the time that they may take; also after a failure."""
+        if self._hang is not None:
+            return
+        if not self._has_failed and _are_explained(self.channel.failures):
+            self._has_failed = True
+            self._end_by = time.monotonic() + END_AFTER_FAILURE_TIMEOUT_S
+        now, reports = time.monotonic(), self.channel.health
+        hang = self._watch.observe(now, reports)
+        if hang is None:
+            return
+        self._hang = hang, {rank: report.health for rank, report in reports.items()}
+        self._end_by = min(self._end_by, now + END_TIMEOUT_S)
+        self.channel.cancel(StopReason(hang.why, is_hang=True))
+
+    def _raise_hang(self) -> None:
+        """Raise the error of a rank that hung, if one did and no code on a rank raised; log the stacks of all ranks."""
+        failures = self.channel.failures
+        if self._hang is not None and not _are_explained(failures):
+            hang, health = self._hang
+            raise hang_error(hang, failures, health, self.channel.hosts)
 
     def _pass_on_last_lines(self) -> None:
         """Pass on the last lines of ranks, which may still be on their way when their tasks have ended."""
@@ -223,54 +248,6 @@ def _cancel_in_background(stage: Stage, channel: DriverChannel, stack: ExitStack
     )
     channel.ignore_messages()
     stage.cancel_in_background(stack.close)
-
-
-class HangGuard:
-    """Ends a launch in which a rank hangs, or in which a task does not end after a failure.
-
-    Args:
-        channel: channel to the tasks.
-        limits: times after which a rank counts as hanging.
-    """
-
-    def __init__(self, channel: DriverChannel, limits: HangLimits) -> None:
-        self._channel = channel
-        self._watch = HangWatch(limits)
-        self._found: tuple[Hang, dict[int, RankHealth]] | None = None
-        self._end_by = math.inf
-        self._has_failed = False
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether the tasks have not ended in time after a rank hung or failed."""
-        return time.monotonic() >= self._end_by
-
-    def poll(self) -> None:
-        """Check whether a rank hangs, and end all tasks if one does. Has to be called often."""
-        if self._found is not None:
-            return
-        if not self._has_failed and _are_explained(self._channel.failures):
-            self._has_failed = True
-            self._end_by = time.monotonic() + END_AFTER_FAILURE_TIMEOUT_S
-        now, reports = time.monotonic(), self._channel.health
-        hang = self._watch.observe(now, reports)
-        if hang is None:
-            return
-        self._found = hang, {rank: report.health for rank, report in reports.items()}
-        self._end_by = min(self._end_by, now + END_TIMEOUT_S)
-        self._channel.cancel(StopReason(hang.why, is_hang=True))
-
-    def check(self) -> None:
-        """Raise an error if a hang was found; to be called once the tasks have ended or are overdue.
-
-        Raises:
-            HangError: if a rank hung; the error names the rank, and the stacks of all ranks are logged.
-        """
-        failures = self._channel.failures
-        if self._found is None or _are_explained(failures):
-            return
-        hang, health = self._found
-        raise hang_error(hang, failures, health, self._channel.hosts)
 
 
 def _are_explained(failures: Sequence[Failure]) -> bool:
@@ -322,9 +299,7 @@ def collect(
             Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
             for rank in rows.ranks("failure")
         ]
-        raise_for_failures(
-            failures, stage.error, stage, limits, were_ranks_lost(failures, returned, num_ranks)
-        )
+        raise_for_failures(failures, stage.error, stage, limits, returned)
         raise ExecutorsLostError(
             f"Ranks {missing} were lost with their executors. Look at the executors' logs, then run again."
         )
@@ -332,7 +307,7 @@ def collect(
         raise
     except Exception as error:
         if type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc"):
-            raise_for_failures(received, error, stage, limits, were_ranks_lost(received, (), num_ranks))
+            raise_for_failures(received, error, stage, limits)
         raise
 
 

@@ -96,7 +96,7 @@ def interface_addresses() -> dict[str, list[str]]:
     """This machine's addresses by the names of their interfaces, without loopback and link-local ones."""
     hosts_of: dict[str, list[str]] = {}
     for name, host in [*_ipv4_of_interfaces(), *_ipv6_of_interfaces()]:
-        if not _parse(host).is_loopback and not _parse(host).is_link_local:
+        if _is_usable(host):
             hosts_of.setdefault(name, []).append(host)
     return hosts_of
 

@@ -61,7 +61,11 @@ def connect_authenticated(
     """
     check_secret(secret)
     handshake = partial(ClientHandshake, secret, purpose)
-    return _Dialing(_candidates(address), f"port {address.port}", handshake, timeout_s).connect()
+    candidates = [
+        _Candidate(host, socket.AF_INET6 if ":" in host else socket.AF_INET, (host, address.port))
+        for host in address.hosts
+    ]
+    return _Dialing(candidates, f"port {address.port}", handshake, timeout_s).connect()
 
 
 def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: float) -> socket.socket:
@@ -273,13 +277,6 @@ class _Dialing:
         message = f"cannot reach {self.where} on any of {num} addresses ({tried})"
         has_answered = any(candidate.has_answered for candidate in self.candidates)
         return AuthenticationError(message) if has_answered else ConnectionError(message)
-
-
-def _candidates(address: Address) -> list[_Candidate]:
-    return [
-        _Candidate(host, socket.AF_INET6 if ":" in host else socket.AF_INET, (host, address.port))
-        for host in address.hosts
-    ]
 
 
 def _jittered(seconds: float) -> float:

@@ -46,10 +46,7 @@ _CLIENT_LABEL = b"sparkdl client proof\x00"
 _SERVER_LABEL = b"sparkdl server proof\x00"
 
 VERSION_NOTICE = _MAGIC + bytes(_NONCE_BYTES)
-"""A listener's answer to a client that it refuses before the client has proved anything: its version, and no nonce.
-
-In the first version of the handshake the listener spoke first: a client of that version gets this answer.
-"""
+"""A listener's answer to a client that it refuses before the client has proved anything: its version, and no nonce."""
 
 
 class ClientRefusedError(AuthenticationError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import all_gather_bytes
-from sparkdl.collective.current import Worlds, end_program, provide_worlds
+from sparkdl.collective.current import Worlds, end_program, provided
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.errors import ParamError, RankLostError, WorldLeftError
@@ -182,7 +182,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     if setup.sees_gpus_of_host:
         see_gpus_of_host(context)
     if context.is_elastic:
-        provide_worlds(_worlds_of(context, setup))
+        provided.worlds = _worlds_of(context, setup)
     provide_progress(context)
     teach_accelerate()
     _enter_world(context, setup)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.current import provide_driver_log
+from sparkdl.collective.current import provided
 from sparkdl.errors import ParamError
 from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, split_mark
 
@@ -52,7 +52,7 @@ def set_up_logging(level: int | None) -> None:
     else:
         logging.getLogger().addHandler(_MarkingHandler(logging.NOTSET))
         logging.getLogger().setLevel(level)
-    provide_driver_log(lambda message: print(mark_lines(FOR_DRIVER, message), flush=True))
+    provided.driver_log = lambda message: print(mark_lines(FOR_DRIVER, message), flush=True)
 
 
 class LineReader:

@@ -46,6 +46,8 @@ _NEWS_S = 0.5
 class MpiCommunicator(MpiGroups):
     """A communicator over MPI; created by :func:`open_mpi_communicator`."""
 
+    transport = "mpi"
+
     def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:
         super().__init__(opening, topology)
         self._comm = comm
@@ -69,11 +71,6 @@ class MpiCommunicator(MpiGroups):
         self._queue = OperationQueue(opening.name, self._operations.blocked)
         self._messages: MpiMessages = MpiMessages(self, comm, check=self._check, fail=self._fail)
         self.monitors = self._operations, self._messages.monitor
-
-    @property
-    def transport(self) -> str:
-        """``"mpi"``."""
-        return "mpi"
 
     @property
     def takes_device_memory(self) -> bool:

@@ -100,6 +100,8 @@ def _of_core(name: str) -> Any:
 class NativeCommunicator(Communicator):
     """A communicator on the native core; created by :func:`open_native_communicator`."""
 
+    transport = "native"
+
     def __init__(
         self, core: _native.Communicator, opening: Opening, topology: Topology, memory: Topology
     ) -> None:
@@ -113,11 +115,6 @@ class NativeCommunicator(Communicator):
         self._has_room = True
         self._messages: NativeMessages = NativeMessages(self, opening.own_rendezvous)
         self.monitors = core.monitor, self._messages.monitor
-
-    @property
-    def transport(self) -> str:
-        """``"native"``."""
-        return "native"
 
     @property
     def failure(self) -> str | None:

@@ -232,7 +232,9 @@ class MessageLink:
             if self._broken is None:
                 self._lines.setdefault((message.kind, message.tag), deque()).append(message)
                 if message.kind == "send":
-                    self._offer(message)
+                    self._num_offers += 1
+                    self._offered[self._num_offers] = message
+                    self._outbox.append(self._frame(FrameKind.OFFER, self._num_offers, message))
                 elif self._offers[message.tag]:
                     self._accept(self._offers[message.tag].popleft(), message)
                 else:
@@ -263,11 +265,6 @@ class MessageLink:
         for pair in (self._speaking, self._listening):
             if pair is not None:
                 pair.abort(reason)
-
-    def _offer(self, message: PendingMessage) -> None:
-        self._num_offers += 1
-        self._offered[self._num_offers] = message
-        self._outbox.append(self._frame(FrameKind.OFFER, self._num_offers, message))
 
     def _match_any(self, tag: int, offers: deque[Frame]) -> None:
         message = self._any_source.take(tag)

@@ -118,13 +118,10 @@ class Hierarchy:
         while not self._is_closed.is_set():
             self._is_under_way.wait()
             while self._is_under_way.is_set() and not self._is_closed.wait(_LOOK_S):
-                failure = self._failure()
+                of_across = None if self.across is None else self.across.failure
+                failure = self.all_ranks.failure or self.inside.failure or of_across
                 if failure is not None:
                     self._end_all(failure)
-
-    def _failure(self) -> str | None:
-        of_across = None if self.across is None else self.across.failure
-        return self.all_ranks.failure or self.inside.failure or of_across
 
     def _end_all(self, reason: str) -> None:
         """Make all groups fail on all ranks.

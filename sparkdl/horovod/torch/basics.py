@@ -20,7 +20,7 @@ import torch
 import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
 from sparkdl.collective import Communicator, StallCheck, current_communicator
 from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
-from sparkdl.collective.current import at_end, cancel_at_end, current_worlds
+from sparkdl.collective.current import at_end, cancel_at_end, provided
 from sparkdl.errors import LaunchError, ParamError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
@@ -147,7 +147,7 @@ def begin_again(reason: str = "", *, progress: int = -1) -> None:
     if not has_session():
         init()
         return
-    old, worlds = session(), current_worlds()
+    old, worlds = session(), provided.worlds
     again, by_rule = old.static_sets(), list(added_by_rule)
     objects = [
         process_set
@@ -253,7 +253,7 @@ def _begin(
 def _bind(process_set: ProcessSet) -> None:
     process_set.take_up_rule(session().world.world_size)
     number = session().id_of(process_set.ranks or [])
-    if number is None and (process_set.rule or current_worlds() is not None):
+    if number is None and (process_set.rule or provided.worlds is not None):
         return  # it has no members in this world
     if number is None:
         raise ValueError(
@@ -307,7 +307,7 @@ def _agree(world: Communicator, process_sets: Any) -> tuple[str, list[list[int]]
                 process_set.ranks = ranks_of_comm(process_set.mpi_comm, world.rank)
             process_set.take_up_rule(world.world_size)
             (by_ranks if process_set.mpi_comm is None else by_comm).append(process_set.ranks or [])
-        if current_worlds() is not None or any(ps.rule for ps in wanted):
+        if provided.worlds is not None or any(ps.rule for ps in wanted):
             by_ranks = _distinct(by_ranks, world.world_size)  # others may be meant for other worlds
         else:
             problem = _problem_among(wanted, world.world_size)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
-from sparkdl.collective.current import provide_job
+from sparkdl.collective.current import provided
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.job import RankJob
 from sparkdl.collective.telemetry.stalls import NotedWait
@@ -66,7 +67,7 @@ class RankContext:
             self._enter(self._membership.enter())
             self._leave_on_sigterm(self._membership)
         else:
-            provide_job(self.job, self.rendezvous)
+            provided.job = self.job, self.rendezvous
 
     def _leave_on_sigterm(self, membership: Membership) -> None:
         """Have the first SIGTERM make this rank leave after the current step, and the next one end it at once."""
@@ -123,7 +124,7 @@ class RankContext:
             CommunicatorError: if the others have continued without this rank, or ranks meet too often.
         """
         assert self._membership is not None
-        self._heartbeat.expect_no_progress()  # while this rank waits for others
+        self._heartbeat.progressed_at = None  # none is expected while this rank waits for others
         with contextlib.suppress(CommunicatorError):  # it may have failed already
             self.close(failed=True, reason=reason)
         self._communicator = None
@@ -157,7 +158,7 @@ class RankContext:
         self.rendezvous = self._membership.rendezvous()
         self.job = replace(self.job, rank=self.rank, world_size=self.world_size)
         self._communicator = self._topology = None
-        provide_job(self.job, self.rendezvous)
+        provided.job = self.job, self.rendezvous
 
     def _break(self, reason: str) -> None:
         """Abort the communicator, as a rank is lost: this ends waits for one that is only frozen, too."""
@@ -223,10 +224,7 @@ class RankContext:
             done: whether this was the last step; the rest of the function may then take as long as no other rank waits
                 for this one.
         """
-        if done:
-            self._heartbeat.expect_no_progress()
-        else:
-            self._heartbeat.note_progress()
+        self._heartbeat.progressed_at = None if done else time.monotonic()
 
     def note_position(self, position: str) -> None:
         """Note the position of the function, such as ``epoch 2, step 5``, for the error if the process dies there.

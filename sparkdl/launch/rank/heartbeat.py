@@ -22,25 +22,20 @@ class RankHeartbeat:
 
     Args:
         task: connection to the barrier task.
+
+    Attributes:
+        progressed_at: time of ``time.monotonic()`` of the last progress; None while none is to be expected.
     """
 
     def __init__(self, task: MessageConnection) -> None:
         self._task = task
-        self._progressed_at: float | None = None
+        self.progressed_at: float | None = None
         self._world = 0
         threading.Thread(target=self._run, name="sparkdl-heartbeat", daemon=True).start()
 
-    def note_progress(self) -> None:
-        """Note progress; from the first call on, the heartbeats report the time since the last one."""
-        self._progressed_at = time.monotonic()
-
-    def expect_no_progress(self) -> None:
-        """Stop reporting the time since the last progress, until progress is noted again."""
-        self._progressed_at = None
-
     def enter(self, world: int) -> None:
         """Note that the rank is in a world of this number from now on, and begins its work there."""
-        self._world, self._progressed_at = world, None
+        self._world, self.progressed_at = world, None
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -52,7 +47,7 @@ class RankHeartbeat:
             pause.wait(HEARTBEAT_S)
 
     def _report(self) -> dict[str, object]:
-        progressed_at = self._progressed_at
+        progressed_at = self.progressed_at
         world = self._world  # before the waits: those of an earlier world have ended when this one is entered
         return {
             "kind": "heartbeat",

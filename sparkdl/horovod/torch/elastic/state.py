@@ -15,7 +15,7 @@ import torch
 from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart
 from sparkdl.checkpoint.training_state import Ranks, TrainingState
-from sparkdl.collective.current import current_worlds
+from sparkdl.collective.current import provided
 from sparkdl.horovod.torch.basics import rank, size
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
 from sparkdl.horovod.torch.functions import (
@@ -77,7 +77,7 @@ class State:
 
     def _agree_on_commits(self) -> None:
         """In an elastic run, count the commits of rank 0, whose state all ranks have now. Collective."""
-        if current_worlds() is not None:
+        if provided.worlds is not None:
             self._num_commits = int(self._bcast_object(self._num_commits))
 
     def check_host_updates(self) -> None:
@@ -86,7 +86,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: on all ranks, if so.
         """
-        worlds = current_worlds()
+        worlds = provided.worlds
         if worlds is not None and self._bcast_object(worlds.is_to_leave()):
             raise HostsUpdatedInterrupt(skip_sync=False)
 

@@ -219,7 +219,7 @@ _slot_holders: set[SparkJob] = set()
 _slot_holders_lock = threading.Lock()
 
 
-class SparkJob(TaggedCall["DataFrame"], Stage):
+class SparkJob(TaggedCall["DataFrame | None"], Stage):
     """One barrier stage, run by a thread so that the caller can watch it and be interrupted.
 
     Spark queues a barrier stage until slots for all of its tasks are free. If another launch of this process holds the

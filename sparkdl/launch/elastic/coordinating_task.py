@@ -36,10 +36,9 @@ from sparkdl.errors import (
     RankError,
     SparkdlError,
 )
-from sparkdl.launch.collect import collect
 from sparkdl.launch.elastic.offers import Invitation, SlotOffer
 from sparkdl.launch.spark_job import ROW_SCHEMA, SparkJob, collect_within, task_function
-from sparkdl.launch.supervision import CANCEL_TIMEOUT_S, END_TIMEOUT_S, Listener
+from sparkdl.launch.supervision import CANCEL_TIMEOUT_S, END_TIMEOUT_S, Listener, collect
 from sparkdl.launch.wire.channel import REACH_TIMEOUT_S, UNSENT_BYTES, RankMessage
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.rendezvous.addresses import LISTEN, Address, hosts_of_name, reachable_hosts

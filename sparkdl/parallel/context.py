@@ -23,14 +23,16 @@ from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention, whole_attention
 from sparkdl.parallel.collectives import Paired, apply
 from sparkdl.parallel.parallelism import ATTENTION_METHODS
-from sparkdl.parallel.verify.sequences import SequenceVerification, WholeSequenceVerification
+from sparkdl.parallel.verify.sequences import (
+    NAMES_OF_POSITIONS,
+    SequenceVerification,
+    WholeSequenceVerification,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _ATTENTION = dict(zip(ATTENTION_METHODS, (ring_attention, all_to_all_attention), strict=True))
-
-_NAMES_OF_POSITIONS = ("positions", "position_ids")
 
 
 def share_sequences(
@@ -71,7 +73,7 @@ def share_sequences(
     of_hugging_face = next(
         (layer for layer in module.modules() if hasattr(layer, "set_attn_implementation")), None
     )
-    verification = SequenceVerification(module, group, attention, _check_positions, verify)
+    verification = SequenceVerification(module, group, attention, verify)
     if with_attend:
         for layer in with_attend:
             layer.attend = _causal(attention)
@@ -79,11 +81,10 @@ def share_sequences(
         implementation = _HuggingFaceAttention(attention, group, verification)
         implementation.attach(of_hugging_face, f"sparkdl-{method}-{group.group_name}")
     else:
-        replaced = _Replaced(attention)
         for layer in module.modules():
             # A hook would not run when a block is recomputed.
             layer.forward = functools.update_wrapper(
-                functools.partial(replaced.call, layer.forward), layer.forward
+                functools.partial(_call_in_mode, attention, layer.forward), layer.forward
             )
     cast("Any", module).shared_attention = attention
     return module
@@ -111,17 +112,6 @@ class SharedAttention:
         """Compute the attention of a layer."""
         self.was_called = True
         return (whole_attention if self.is_whole else self._compute)(*args, **kwargs)
-
-
-def _check_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a call without the numbers of positions, if the module takes them."""
-    signature = inspect.signature(module.forward)
-    name = next((name for name in _NAMES_OF_POSITIONS if name in signature.parameters), None)
-    if name is not None and signature.bind_partial(*args, **kwargs).arguments.get(name) is None:
-        raise ParamError(
-            f"{type(module).__name__} shares sequences among ranks and got no {name}, so that it would count positions "
-            "from 0 on each rank. Give it sparkdl.parallel.sequence.positions(length, group)."
-        )
 
 
 def _causal(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -290,23 +280,21 @@ class _AttentionMode(TorchFunctionMode):
         return self._attention(query, key, value, is_causal=is_causal, scale=scale)
 
 
-class _Replaced:
-    """Calls modules inside of the mode; each module enters it, as a recomputed block is called on its own."""
+_thread = threading.local()
+"""Has ``attention`` on a thread that is inside of the mode: the attention of the model that it computes."""
 
-    def __init__(self, attention: Callable[..., Tensor]) -> None:
-        self._attention = attention
-        self._thread = threading.local()
 
-    def call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a module's ``forward``."""
-        if getattr(self._thread, "is_inside", False):
+def _call_in_mode(attention: SharedAttention, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a module inside of the mode; each module enters it, as a recomputed block is called on its own."""
+    before = getattr(_thread, "attention", None)
+    if before is attention:
+        return forward(*args, **kwargs)
+    _thread.attention = attention
+    try:
+        with _AttentionMode(attention):
             return forward(*args, **kwargs)
-        self._thread.is_inside = True
-        try:
-            with _AttentionMode(self._attention):
-                return forward(*args, **kwargs)
-        finally:
-            self._thread.is_inside = False
+    finally:
+        _thread.attention = before
 
 
 def name_of_positions(module: nn.Module) -> str:
@@ -316,11 +304,11 @@ def name_of_positions(module: nn.Module) -> str:
         ParamError: if the module has no such argument.
     """
     taken = inspect.signature(module.forward).parameters
-    for name in _NAMES_OF_POSITIONS:
+    for name in NAMES_OF_POSITIONS:
         if name in taken:
             return name
     raise ParamError(
-        f"{type(module).__name__}.forward takes neither {' nor '.join(_NAMES_OF_POSITIONS)}, so ranks cannot share its "
+        f"{type(module).__name__}.forward takes neither {' nor '.join(NAMES_OF_POSITIONS)}, so ranks cannot share its "
         "sequences: each would count positions from 0. Give it such an argument, or use no context parallelism."
     )
 

@@ -151,24 +151,18 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 def _without_shared(module: nn.Module, blocks: Iterable[nn.Module]) -> list[nn.Module]:
     """The blocks that share no parameter with a module outside of them; the others stay with the rest of the model."""
-    uses = Counter(
-        id(parameter)
-        for layer in module.modules()
-        for parameter in layer._parameters.values()
-        if parameter is not None
-    )
-    return [
-        block
-        for block in blocks
-        if all(
-            uses[number] == count
-            for number, count in Counter(
-                id(parameter)
-                for layer in block.modules()
-                for parameter in layer._parameters.values()
-                if parameter is not None
-            ).items()
+
+    def uses_in(part: nn.Module) -> Counter[int]:
+        return Counter(
+            id(parameter)
+            for layer in part.modules()
+            for parameter in layer._parameters.values()
+            if parameter is not None
         )
+
+    uses = uses_in(module)
+    return [
+        block for block in blocks if all(uses[number] == count for number, count in uses_in(block).items())
     ]
 
 

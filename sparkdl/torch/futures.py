@@ -9,27 +9,15 @@ import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
+from torch._C._distributed_c10d import Work
 
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch.work import UnawaitedWorks
 
 logger = logging.getLogger(__name__)
-
-
-class Awaitable(Protocol):
-    """The methods of a work that :class:`FutureCompleter` uses."""
-
-    def wait(self) -> bool:
-        """Wait until the work is complete; raise its error if it has failed."""
-
-    def is_completed(self) -> bool:
-        """Whether ``wait`` would not block."""
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
 
 
 class FutureCompleter:
@@ -71,7 +59,7 @@ class FutureCompleter:
         self.unawaited = UnawaitedWorks()
 
     def future_of(
-        self, work: Awaitable, source: torch.futures.Future[Any] | None = None
+        self, work: Work, source: torch.futures.Future[Any] | None = None
     ) -> torch.futures.Future[list[torch.Tensor]]:
         """A future that takes the outputs or the error of ``work`` as soon as it has them.
 
@@ -94,7 +82,7 @@ class FutureCompleter:
             self._submit(work, source)
         return future
 
-    def finish_alone(self, work: Awaitable) -> None:
+    def finish_alone(self, work: Work) -> None:
         """Finish a work that its caller dropped without waiting for it, so that its outputs are still written."""
         self._submit(work, torch.futures.Future())
 
@@ -114,7 +102,7 @@ class FutureCompleter:
         for line in lines:
             line.join(deadline)
 
-    def _submit(self, work: Awaitable, source: torch.futures.Future[Any]) -> None:
+    def _submit(self, work: Work, source: torch.futures.Future[Any]) -> None:
         line = self._line_of_this_thread()
         if line is None:
             _complete(work, source)
@@ -199,7 +187,7 @@ class _Line:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._queue: SimpleQueue[tuple[Awaitable, torch.futures.Future[Any]] | threading.Event | None] = (
+        self._queue: SimpleQueue[tuple[Work, torch.futures.Future[Any]] | threading.Event | None] = (
             SimpleQueue()
         )
         self._lock = threading.RLock()
@@ -214,7 +202,7 @@ class _Line:
         self._num_drowsy = 0
         self.is_drained = True
 
-    def put(self, work: Awaitable, source: torch.futures.Future[Any]) -> None:
+    def put(self, work: Work, source: torch.futures.Future[Any]) -> None:
         """Complete ``source`` after ``work``; at once, on this thread, if the line is closed."""
         with self._lock:
             if not self._is_closed:
@@ -329,7 +317,7 @@ class _Line:
             line.join(Deadline(_DRAINED_S))
 
 
-def _complete(work: Awaitable, source: torch.futures.Future[Any]) -> None:
+def _complete(work: Work, source: torch.futures.Future[Any]) -> None:
     """Complete a future on this thread."""
     with contextlib.suppress(Exception):
         work.wait()

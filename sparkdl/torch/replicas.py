@@ -19,6 +19,7 @@ import torch
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.collective.current import current_communicator
 from sparkdl.errors import CommunicatorError, ReplicasDifferError
+from sparkdl.topology import name_ranks
 from sparkdl.torch.buffers import FLOAT_DTYPES, as_bytes, plain_parts
 
 if TYPE_CHECKING:
@@ -225,7 +226,12 @@ class ReplicaCheck:
         failures = {name: difference for name, difference in differences.items() if difference.any()}
         for name, difference in failures.items():
             most = f" by up to {difference.max():.3g}" if np.isfinite(difference.max()) else ""
-            self._raise(at, kind, f"{name!r} on {_ranks(difference)} differs from rank 0's{most}", failures)
+            self._raise(
+                at,
+                kind,
+                f"{name!r} on {name_ranks(np.flatnonzero(difference).tolist())} differs from rank 0's{most}",
+                failures,
+            )
         logger.warning(
             "Rounding made %d %ss of the replicas differ at %s, such as %r; all ranks go on with rank 0's.",
             len(names),
@@ -301,8 +307,3 @@ def _difference(own: Tensor, theirs: Tensor) -> float:
     scale = theirs.abs().nan_to_num(nan=0.0, posinf=0.0)
     tolerance = 4 * epsilon * scale + 32 * torch.finfo(torch.float32).eps * scale.max()
     return float(difference.max()) if (difference > tolerance).any() else 0.0
-
-
-def _ranks(differences: np.ndarray[Any, np.dtype[np.float64]]) -> str:
-    ranks = np.flatnonzero(differences).tolist()
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

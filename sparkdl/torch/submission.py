@@ -86,10 +86,37 @@ def tensors_in(argument: Any) -> list[torch.Tensor]:
     return []
 
 
-class Coalesced(threading.local):
+class _Coalesced(threading.local):
     """What a thread has coalesced since ``_start_coalescing``; None while it does not coalesce."""
 
     items: list[Any] | None = None
+
+
+class OwnAccelerator:
+    """What the accelerators of sparkdl's own have in common; c10d's methods for one pair of tensors, for example."""
+
+    allgather_into_tensor_coalesced: Callable[..., Any]
+    reduce_scatter_tensor_coalesced: Callable[..., Any]
+
+    def __init__(self) -> None:
+        self._coalesced = _Coalesced()
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = ALL_GATHER) -> Any:
+        """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
+        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
+
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = REDUCE_SCATTER
+    ) -> Any:
+        """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
+        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
+
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._coalesced.items = []
+
+    def drop_coalesced(self, _: torch.device) -> None:
+        """Forget the operations since :meth:`_start_coalescing`, those that have not begun, after an error."""
+        self._coalesced.items = None
 
 
 class Submission:

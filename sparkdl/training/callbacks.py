@@ -118,63 +118,6 @@ class Callback:
         """Continue from what :meth:`state_dict` returned."""
 
 
-class Callbacks:
-    """Calls callbacks in their order; an error names the callback that failed.
-
-    Args:
-        callbacks: callbacks of this rank.
-        settings: attributes of :class:`FitContext` that are the same in all calls.
-
-    Attributes:
-        request: whether a callback on this rank has asked to end the fit.
-    """
-
-    def __init__(self, callbacks: Sequence[Callback], **settings: Any) -> None:
-        self._callbacks = tuple(callbacks)
-        self._settings = settings
-        self.request = StopRequest()
-
-    def __bool__(self) -> bool:
-        """Whether there are any callbacks."""
-        return bool(self._callbacks)
-
-    def call(self, method: str, **where: Any) -> None:
-        """Call a method of all callbacks.
-
-        Raises:
-            TrainingError: if a callback fails.
-        """
-        own = getattr(Callback, method)
-        callbacks = [
-            callback
-            for callback in self._callbacks
-            if getattr(getattr(callback, method), "__func__", None) is not own
-        ]
-        if not callbacks:
-            return
-        context = FitContext(**self._settings, **where, _request=self.request)
-        for callback in callbacks:
-            try:
-                getattr(callback, method)(context)
-            except Exception as error:
-                at = f", epoch {context.epoch}" if context.epoch else ""
-                at += f", step {context.step}" if context.step else ""
-                raise TrainingError(
-                    f"Callback {type(callback).__name__} failed in {method}{at} on rank {context.rank}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of all callbacks; a request to stop is not among them, as it is a state of the rank."""
-        return {"states": [callback.state_dict() for callback in self._callbacks]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; nothing is restored if the number of callbacks has changed."""
-        if len(state["states"]) == len(self._callbacks):
-            for callback, own in zip(self._callbacks, state["states"], strict=True):
-                callback.load_state_dict(own)
-
-
 class BestWeights:
     """A copy of the module's state after the best epoch, in host memory; it takes as much memory as the module.
 
@@ -345,16 +288,16 @@ class FitControl:
         keeps_best: bool,
     ) -> None:
         self._communicator = communicator
-        self._callbacks = Callbacks(
-            spec.callbacks,
-            rank=communicator.rank,
-            world_size=communicator.world_size,
-            epochs=spec.epochs,
-            steps_per_epoch=steps_per_epoch,
-            module=module,
-            optimizer=optimizer,
-        )
-        self.stop_request = self._callbacks.request
+        self._callbacks = spec.callbacks
+        self._settings: dict[str, Any] = {
+            "rank": communicator.rank,
+            "world_size": communicator.world_size,
+            "epochs": spec.epochs,
+            "steps_per_epoch": steps_per_epoch,
+            "module": module,
+            "optimizer": optimizer,
+        }
+        self.stop_request = StopRequest()
         self.best: BestWeights | None = None
         if spec.best is not None:
             self.best = BestWeights(spec.best, module, is_keeper=keeps_best)
@@ -376,22 +319,48 @@ class FitControl:
             self._last = history[-1]
             if not in_epoch:
                 self.agree_to_stop()
-        self._callbacks.call("on_fit_start")
+        self._call("on_fit_start")
+
+    def _call(self, method: str, **where: Any) -> None:
+        """Call a method of all callbacks, in their order.
+
+        Raises:
+            TrainingError: if a callback fails; the message names it.
+        """
+        own = getattr(Callback, method)
+        callbacks = [
+            callback
+            for callback in self._callbacks
+            if getattr(getattr(callback, method), "__func__", None) is not own
+        ]
+        if not callbacks:
+            return
+        context = FitContext(**self._settings, **where, _request=self.stop_request)
+        for callback in callbacks:
+            try:
+                getattr(callback, method)(context)
+            except Exception as error:
+                at = f", epoch {context.epoch}" if context.epoch else ""
+                at += f", step {context.step}" if context.step else ""
+                raise TrainingError(
+                    f"Callback {type(callback).__name__} failed in {method}{at} on rank {context.rank}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
 
     def begin_epoch(self, epoch: int) -> None:
         """Call the callbacks at the start of an epoch, counted from 1."""
-        self._callbacks.call("on_epoch_start", epoch=epoch)
+        self._call("on_epoch_start", epoch=epoch)
 
     def end_step(self, epoch: int, step: int, loss: Tensor) -> None:
         """Call the callbacks after a step, counted from 1."""
-        self._callbacks.call("on_step_end", epoch=epoch, step=step, loss=loss)
+        self._call("on_step_end", epoch=epoch, step=step, loss=loss)
 
     def end_epoch(self, record: EpochRecord) -> None:
         """Process the record of an epoch, after its validation; :meth:`agree_to_stop` follows."""
         self._last = record
         if self.best is not None:
             self.best.offer(record)
-        self._callbacks.call("on_epoch_end", epoch=record.epoch, record=record)
+        self._call("on_epoch_end", epoch=record.epoch, record=record)
         if self._stopping is not None:
             self._stopping.observe(record)
 
@@ -413,17 +382,28 @@ class FitControl:
         assert self._last is not None, "a fit has an epoch"
         best = None if self.best is None else self.best.restore()
         epoch = self._last.epoch if best is None else best
-        self._callbacks.call("on_fit_end", epoch=self._last.epoch, record=self._last, model_epoch=epoch)
+        self._call("on_fit_end", epoch=self._last.epoch, record=self._last, model_epoch=epoch)
         return epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to resume from; rank 0's state is used on every rank."""
-        parts = {"best": self.best, "stopping": self._stopping, "callbacks": self._callbacks}
-        return {name: part.state_dict() for name, part in parts.items() if part is not None}
+        """Return the state to resume from; rank 0's state is used on every rank.
+
+        A request to stop is not part of it, as it is a state of the rank.
+        """
+        parts = {"best": self.best, "stopping": self._stopping}
+        return {
+            **{name: part.state_dict() for name, part in parts.items() if part is not None},
+            "callbacks": [callback.state_dict() for callback in self._callbacks],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned on rank 0; parts that are missing there start fresh."""
-        parts = {"best": self.best, "stopping": self._stopping, "callbacks": self._callbacks}
-        for name, part in parts.items():
+        """Resume from what :meth:`state_dict` returned on rank 0; parts that are missing there start fresh.
+
+        So do all callbacks if their number has changed.
+        """
+        for name, part in (("best", self.best), ("stopping", self._stopping)):
             if part is not None and name in state:
                 part.load_state_dict(state[name])
+        if len(state["callbacks"]) == len(self._callbacks):
+            for callback, own in zip(self._callbacks, state["callbacks"], strict=True):
+                callback.load_state_dict(own)

@@ -49,6 +49,7 @@ class ModelDistribution(ABC):
 
     Attributes:
         module: module on this rank, or its part of the module.
+        parts: ``module``, or with a pipeline the stages of this rank.
         called: module that a training step calls: ``module``, or its wrapper.
         evaluated: module that is called without gradients.
         rank: rank of this process.
@@ -69,6 +70,7 @@ class ModelDistribution(ABC):
     counts_rows = counts_outputs = True
     local: LocalUpdates | None = None
     module: nn.Module
+    parts: nn.Module | list[nn.Module]
     called: nn.Module
     evaluated: nn.Module
     rank: int
@@ -157,11 +159,6 @@ class ModelDistribution(ABC):
     def sharers(self) -> tuple[Communicator, list[int]]:
         """The communicator of the ranks that have the same part of the module as this one, and their global ranks."""
 
-    @property
-    def parts(self) -> nn.Module | list[nn.Module]:
-        """This rank's part of the module; with a pipeline, the stages of this rank."""
-        return self.module
-
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm is at most ``max_norm``."""
         nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
@@ -190,7 +187,7 @@ class Replicas(ModelDistribution):
     def __init__(
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
-        self.module = placed(spec.model, spec, device).train()
+        self.module = self.parts = placed(spec.model, spec, device).train()
         self._step: StepModule | None = None
         self._before: tuple[bytes, dict[str, Tensor]] | None = None
         if spec.precision == "float8":
@@ -370,6 +367,7 @@ class DividedModel(ModelDistribution):
         resources: exit stack that gives the module its own BatchNorms back.
 
     Attributes:
+        layout: layout of the ranks.
         structure: pickle of the module without its tensors, as it was before the fit.
     """
 
@@ -378,7 +376,7 @@ class DividedModel(ModelDistribution):
     def __init__(
         self, layout: RankLayout, spec: TrainingSpec, device: torch.device, resources: ExitStack
     ) -> None:
-        self._layout, self._device = layout, device
+        self.layout, self._device = layout, device
         self.name = repr(layout)
         self.structure, self._others = _take_apart(spec.model)
         if spec.precision == "float8":
@@ -408,9 +406,9 @@ class DividedModel(ModelDistribution):
     def _divide(self, spec: TrainingSpec) -> None:
         from sparkdl.parallel import parallelize
 
-        self.module = spec.model.train()
+        self.module = self.parts = spec.model.train()
         # FSDP2 moves the module to a GPU block by block, so that the whole module is never there.
-        self.evaluated = parallelize(self.module, self._layout, whole_outputs=True)
+        self.evaluated = parallelize(self.module, self.layout, whole_outputs=True)
         placed(self.module, spec, self._device)
         if spec.compile:
             self.module.compile()
@@ -426,20 +424,20 @@ class DividedModel(ModelDistribution):
     @property
     def sharers(self) -> tuple[Communicator, list[int]]:
         """The communicator of the ranks that have this part, and these ranks. Collective at the first call."""
-        return self._layout.communicator("data"), self._layout.ranks("data")
+        return self.layout.communicator("data"), self.layout.ranks("data")
 
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of the ranks that have the same part of the module; None if there are none. Collective."""
-        if self._layout.size("data") == 1:
+        if self.layout.size("data") == 1:
             return None
-        communicator = self._layout.communicator("data")
+        communicator = self.layout.communicator("data")
         return ReplicaCheck(self.module, optimizer=optimizer, communicator=communicator)
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm over all ranks is at most ``max_norm``. Collective."""
         from sparkdl.parallel import clip_gradients
 
-        clip_gradients(self.module, max_norm, self._layout)
+        clip_gradients(self.module, max_norm, self.layout)
 
     def whole_module(self) -> nn.Module | None:
         """The trained module on CPU, in ``eval()`` mode, on rank 0; None elsewhere. Collective.
@@ -458,16 +456,6 @@ class DividedModel(ModelDistribution):
         """Buffers, and tensors that are neither parameters nor buffers, on CPU; every rank gets all. Collective."""
         buffers = {name: buffer.detach().to("cpu") for name, buffer in self.module.named_buffers()}
         return {**self._others, **buffers}
-
-    def save_parameters(self, folder: str) -> None:
-        """Write the parameters into a folder of the Store; no rank gathers all of them. Collective.
-
-        Raises:
-            StoreError: if the folder cannot be written.
-        """
-        from sparkdl.parallel import save_weights
-
-        save_weights(self.module, folder, self._layout)
 
 
 def _num_operations(communicator: Communicator) -> int:

@@ -241,7 +241,10 @@ class EpochMetrics:
         for name, metric in self._running.items():
             try:
                 with torch.no_grad():
-                    metric.add(_detached(evaluation.outputs), _detached(evaluation.targets), rows)
+                    outputs, targets = tree_map_only(
+                        Tensor, Tensor.detach, (evaluation.outputs, evaluation.targets)
+                    )
+                    metric.add(outputs, targets, rows)
             except ParamError:
                 raise
             except Exception as error:
@@ -303,14 +306,3 @@ class EpochMetrics:
         return {name: values[name] for name in self._running}, [
             float(value) for value in sums[: len(further)]
         ]
-
-
-def _detached(value: Any) -> Any:
-    """The value with its tensors detached, also in the mapping or sequence of a model with several outputs."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, Mapping):
-        return {name: _detached(entry) for name, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_detached(entry) for entry in value)
-    return value

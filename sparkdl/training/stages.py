@@ -38,7 +38,7 @@ class Stages(DividedModel):
         from sparkdl.parallel import SCHEDULES, cut, num_microbatches, parallelize, stages_of_rank
         from sparkdl.parallel.tensor.plan import plan_of_stage, plan_with_whole_outputs
 
-        layout, sizes = self._layout, self._layout.sizes
+        layout, sizes = self.layout, self.layout.sizes
         group = layout.group("pipeline")
         self._inputs, self._num_rows = spec.inputs, spec.batch_size
         self._microbatches = num_microbatches(sizes, spec.batch_size)
@@ -57,11 +57,11 @@ class Stages(DividedModel):
         plan: dict[str, str] = {}
         if sizes.tensor > 1:  # before layers that belong together may be cut apart
             plan = plan_with_whole_outputs(spec.model, sizes.tensor)
-        self._stages = cut(
+        self.parts = stages = cut(
             spec.model.train(), group, schedule=sizes.schedule, stage_blocks=sizes.stage_blocks
         )
         self._called = list[nn.Module]()
-        for number, stage in zip(numbers, self._stages, strict=True):
+        for number, stage in zip(numbers, stages, strict=True):
             if number != last:
                 stage.positions_dim = 1  # type: ignore[assignment]  # modules take any attribute
             self._called.append(
@@ -74,16 +74,11 @@ class Stages(DividedModel):
                 )
             )
             placed(stage, spec, self._device)
-        self.module = self.called = self.evaluated = _Layers(self._stages)
+        self.module = self.called = self.evaluated = _Layers(stages)
         is_first_of_rows = self.counts_rows
         self.counts_rows = is_first_of_rows and 0 in numbers
         self.counts_outputs = is_first_of_rows and last in numbers
         self._pipelines: OrderedDict[Any, Pipeline] = OrderedDict()
-
-    @property
-    def parts(self) -> nn.Module | list[nn.Module]:
-        """The stages of this rank."""
-        return self._stages
 
     def forward_backward(
         self,
@@ -102,7 +97,7 @@ class Stages(DividedModel):
         if self._averages_itself and self._is_last_of_update:
             from sparkdl.parallel import average_gradients
 
-            average_gradients(self.module.parameters(), self._layout.group("data", "shard", "context"))
+            average_gradients(self.module.parameters(), self.layout.group("data", "shard", "context"))
         return evaluation
 
     def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:
@@ -110,7 +105,7 @@ class Stages(DividedModel):
         from sparkdl.parallel import evaluate_stages
 
         num_rows, (first, others) = objective.num_rows(batch), self._filled_tensors(batch)
-        group, schedule = self._layout.group("pipeline"), self._layout.sizes.schedule
+        group, schedule = self.layout.group("pipeline"), self.layout.sizes.schedule
         with objective.precision.computing():
             outputs = evaluate_stages(
                 self._called, group, first, schedule=schedule, microbatches=self._microbatches, **others
@@ -122,11 +117,11 @@ class Stages(DividedModel):
     def share_buffers(self, buffers: Iterable[Tensor]) -> None:
         """Broadcast the buffers of each stage from its first rank to its other ranks. Collective."""
         dimensions = ("data", "shard", "context", "tensor")
-        if self._layout.size(*dimensions) > 1:
-            group = self._layout.group(*dimensions)
+        if self.layout.size(*dimensions) > 1:
+            group = self.layout.group(*dimensions)
             for buffer in buffers:
                 for part in plain_parts(buffer):
-                    torch.distributed.broadcast(part, self._layout.ranks(*dimensions)[0], group=group)
+                    torch.distributed.broadcast(part, self.layout.ranks(*dimensions)[0], group=group)
 
     @contextmanager
     def without_averaging(self) -> Iterator[None]:
@@ -154,24 +149,14 @@ class Stages(DividedModel):
         buffers = {name: buffer.detach().to("cpu") for name, buffer in self.module.named_buffers()}
         return self._others | self._on_rank_0(buffers)
 
-    def save_parameters(self, folder: str) -> None:
-        """Write the parameters into a folder of the Store; no rank gathers all of them. Collective.
-
-        Raises:
-            StoreError: if the folder cannot be written.
-        """
-        from sparkdl.parallel import save_weights
-
-        save_weights(self._stages, folder, self._layout)
-
     def _on_rank_0(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all stages on rank 0; an empty dict on other ranks. Collective."""
-        if 0 not in self._layout.ranks("pipeline"):
+        if 0 not in self.layout.ranks("pipeline"):
             return {}
-        gathered: list[Any] = [{}] * self._layout.size("pipeline")
+        gathered: list[Any] = [{}] * self.layout.size("pipeline")
         is_kept = self.rank == 0
         torch.distributed.gather_object(
-            tensors, gathered if is_kept else None, dst=0, group=self._layout.group("pipeline")
+            tensors, gathered if is_kept else None, dst=0, group=self.layout.group("pipeline")
         )
         return {name: tensor for stage in gathered for name, tensor in stage.items()} if is_kept else {}
 
@@ -209,7 +194,9 @@ class Stages(DividedModel):
         tensors = self._inputs.tensors(batch, self._device)
         num_rows = max(self._num_rows, *map(len, tensors.values()))
         num_rows += -num_rows % self._microbatches
-        tensors = {name: _filled_up(tensor, num_rows) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            if missing := num_rows - len(tensor):  # the last row repeated
+                tensors[name] = torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])])
         if self._inputs.given_by != "name":
             tensors = dict(zip(self._names, tensors.values(), strict=False))
         return tensors.pop(self._names[0]), tensors
@@ -220,7 +207,7 @@ class Stages(DividedModel):
         for one in found:
             weight = one.term.weight
             loss += torch.stack([one.term.mean.detach().double() * weight, loss.new_tensor(weight)])
-        torch.distributed.broadcast(loss, self._rank_of_last, group=self._layout.group("pipeline"))
+        torch.distributed.broadcast(loss, self._rank_of_last, group=self.layout.group("pipeline"))
         weight = float(loss[1])
         mean = (loss[0] / weight if weight else loss[0]).float()
         return _joined(found, LossTerm(mean=mean, weight=weight))
@@ -254,19 +241,19 @@ class Stages(DividedModel):
         if self._shares_weights:
             lacking = torch.tensor(pipeline is None, dtype=torch.int64, device=self._device)
             torch.distributed.all_reduce(
-                lacking, torch.distributed.ReduceOp.MAX, self._layout.group("data", "shard", "context")
+                lacking, torch.distributed.ReduceOp.MAX, self.layout.group("data", "shard", "context")
             )
             pipeline = None if lacking else pipeline
         if is_new := pipeline is None:
             pipeline = Pipeline(
                 self._called,
-                self._layout.group("pipeline"),
-                schedule=self._layout.sizes.schedule,
+                self.layout.group("pipeline"),
+                schedule=self.layout.sizes.schedule,
                 microbatches=self._microbatches,
                 loss=lambda output, target: self._compare(output, target),  # noqa: PLW0108 - changes with the batch
                 sums=True,
                 device=self._device,
-                verify=self._layout.sizes.verify,
+                verify=self.layout.sizes.verify,
             )
         self._pipelines[key] = pipeline
         if len(self._pipelines) > _MOST_PIPELINES:
@@ -314,12 +301,6 @@ def _one_tensor(output: Any) -> Tensor:
             "return the tensor that the loss takes, or use shard in place of pipeline."
         )
     return output
-
-
-def _filled_up(tensor: Tensor, num_rows: int) -> Tensor:
-    """The tensor with its last row repeated up to ``num_rows`` rows."""
-    missing = num_rows - len(tensor)
-    return torch.cat([tensor, tensor[-1:].expand(missing, *tensor.shape[1:])]) if missing > 0 else tensor
 
 
 def _joined(parts: Sequence[Evaluation], term: LossTerm) -> Evaluation:

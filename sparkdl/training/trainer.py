@@ -25,7 +25,6 @@ from sparkdl.training.balance import RankSpeeds, StragglerWatch
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
-from sparkdl.training.checkpoint.state import FitState
 from sparkdl.training.device_batches import (
     batches_for,
     most_batches_ahead,
@@ -296,21 +295,20 @@ class Trainer:
             steps_per_epoch=self.feed.steps_per_epoch,
             keeps_best=communicator.rank == 0 or self.distribution.is_divided or handover is not None,
         )
-        state = FitState(
-            self.module,
-            optimizer,
-            self.learning_rate,
-            scaler=precision.scaler,
-            update=self.update,
-            step=self.step,
-            course=self.control,
-            **({} if self.distribution.local is None else {"local": self.distribution.local}),
-        )
+        parts = {
+            "scaler": precision.scaler,
+            "update": self.update,
+            "step": self.step,
+            "course": self.control,
+            "local": self.distribution.local,
+        }
         self.checkpoints = resources.enter_context(
             Checkpoints(
                 choice,
                 spec=spec,
-                state=state,
+                optimizer=optimizer,
+                learning_rate=self.learning_rate,
+                parts={name: part for name, part in parts.items() if part is not None},
                 step=self.step,
                 updates=self.plan,
                 feed=self.feed,

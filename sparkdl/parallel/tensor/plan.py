@@ -175,8 +175,6 @@ def _matches(
     experts = [name for name, style in plan.items() if _SYNONYMS.get(style, style) == "experts"]
     for pattern, given in plan.items():
         style = _SYNONYMS.get(given, given)
-        if pattern.startswith(tuple(f"{name}." for name in experts)):
-            continue  # Hugging Face's plans divide the features of each expert; here the experts are divided
         if any(pattern == name or pattern.startswith(f"{name}.") for name in elsewhere):
             continue  # another pipeline stage has it
         candidates = [name for name in _named_like(pattern, names) if name not in elsewhere]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     from sparkdl.parallel.context import SharedAttention
 
+NAMES_OF_POSITIONS = ("positions", "position_ids")
+"""The arguments by which models take the numbers of positions."""
+
 _sharing: weakref.WeakValueDictionary[dist.ProcessGroup, Verification] = weakref.WeakValueDictionary()
 """The verification of the model that shares sequences among the ranks of a group; it lives as long as the model."""
 
@@ -63,8 +67,6 @@ class SequenceVerification(Verification):
         module: a module of :func:`sparkdl.parallel.share_sequences`.
         group: process group of the ranks that share sequences.
         attention: the attention that its layers call.
-        check_positions: function that takes the module and its arguments, and raises an error if the positions are
-            missing or wrong.
         verify: see :class:`Verification`.
     """
 
@@ -73,17 +75,22 @@ class SequenceVerification(Verification):
         module: nn.Module,
         group: dist.ProcessGroup,
         attention: SharedAttention,
-        check_positions: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None],
         verify: bool | None,
     ) -> None:
         super().__init__(module, group, verify)
-        self._attention, self._check_positions = attention, check_positions
+        self._attention = attention
         _sharing[group] = self
         _groups_with_model.add(group.group_name)
 
     @not_compiled
     def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._check_positions(module, args, kwargs)
+        signature = inspect.signature(module.forward)
+        name = next((name for name in NAMES_OF_POSITIONS if name in signature.parameters), None)
+        if name is not None and signature.bind_partial(*args, **kwargs).arguments.get(name) is None:
+            raise ParamError(
+                f"{type(module).__name__} shares sequences among ranks and got no {name}, so that it would count "
+                "positions from 0 on each rank. Give it sparkdl.parallel.sequence.positions(length, group)."
+            )
 
     @not_compiled
     def _end_call(self, module: nn.Module, output: Any) -> None:

@@ -188,7 +188,13 @@ class HierarchicalSteps:
     ) -> None:
         """Reduce one-dimensional tensors in place, in pieces: one is copied while another is on the network."""
         under_way = []
-        for piece in (piece for flat in flats for piece in self._pieces_of(flat)):
+        pieces = (
+            piece
+            for flat in flats
+            if flat.numel()
+            for piece in flat.split(self._num_parts * (_PART_BYTES // flat.element_size()))
+        )
+        for piece in pieces:
             parts = piece.tensor_split(self._num_parts)
             reduced = self._run(self._reduce_inside(piece, parts, op, prescale), stream, deadline)
             crossing: Iterator[None] = iter(())
@@ -256,9 +262,6 @@ class HierarchicalSteps:
         """The blocks for this local rank, one-dimensional, of blocks ordered by local rank and host."""
         return by_position.view(self._inside.world_size, -1)[self._inside.rank]
 
-    def _pieces_of(self, flat: torch.Tensor) -> FlatTensors:
-        return flat.split(self._num_parts * (_PART_BYTES // flat.element_size())) if flat.numel() else []
-
     def _run(self, batch: NcclBatch, stream: int, deadline: Deadline) -> NcclHandle:
         handle = batch.run(stream=stream, timeout_s=deadline.remaining_s())
         self._lane.order(handle)
@@ -306,12 +309,6 @@ class HierarchicalAccelerator(StagedAccelerator):
 
     allreduce_coalesced = allreduce
 
-    def _reduce_scatter_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = REDUCE_SCATTER
-    ) -> StagedWork:
-        """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
-        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
-
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = REDUCE_SCATTER
     ) -> StagedWork:
@@ -332,12 +329,6 @@ class HierarchicalAccelerator(StagedAccelerator):
                 output.detach().copy_(block.view(output.shape), non_blocking=True)
 
         return self._run(outputs, [*outputs, *inputs], opts, communicate)
-
-    def _allgather_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = ALL_GATHER
-    ) -> StagedWork:
-        """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
-        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = ALL_GATHER

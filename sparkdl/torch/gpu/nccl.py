@@ -24,7 +24,7 @@ from sparkdl.torch.submission import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
-    Coalesced,
+    OwnAccelerator,
     as_list,
 )
 from sparkdl.torch.work import CompletedWork, KeptWork, UnawaitedWorks, seconds
@@ -117,7 +117,7 @@ class _Operation(NamedTuple):
 _WIDER_DTYPE = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
 
-class NcclAccelerator:
+class NcclAccelerator(OwnAccelerator):
     """The accelerator over an NCCL group of sparkdl's own.
 
     Args:
@@ -127,10 +127,10 @@ class NcclAccelerator:
     """
 
     def __init__(self, group: NcclGroup, lane: GpuLane, *, timeout_s: float) -> None:
+        super().__init__()
         self._group = group
         self._lane = lane
         self._timeout_s = timeout_s
-        self._coalesced = Coalesced()
         self._unawaited = UnawaitedWorks()
 
     @property
@@ -165,12 +165,6 @@ class NcclAccelerator:
 
         return self._run(opts, tensors, tensors, add)
 
-    def _reduce_scatter_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = REDUCE_SCATTER
-    ) -> NcclWork | CompletedWork:
-        """Reduce the inputs over the ranks and keep this rank's block of the result in ``output``."""
-        return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
-
     def reduce_scatter_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = REDUCE_SCATTER
     ) -> NcclWork | CompletedWork:
@@ -192,12 +186,6 @@ class NcclAccelerator:
         """Reduce the ranks' lists, whose entries have one size, and keep this rank's entry in ``outputs``."""
         joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
         return self.reduce_scatter_tensor_coalesced(outputs, joined, opts)
-
-    def _allgather_base(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = ALL_GATHER
-    ) -> NcclWork | CompletedWork:
-        """Concatenate the tensors of all ranks in ``output``; ``tensor`` may be a slice of it."""
-        return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = ALL_GATHER
@@ -321,17 +309,10 @@ class NcclAccelerator:
         self._group.close()
         self._unawaited.close()
 
-    def _start_coalescing(self, _: torch.device) -> None:
-        self._coalesced.items = []
-
     def _end_coalescing(self, _: torch.device) -> NcclWork | None:
         """Start all operations since :meth:`_start_coalescing` together; None if there was none."""
         operations, self._coalesced.items = self._coalesced.items, None
         return self._run_together(operations) if operations else None
-
-    def drop_coalesced(self, _: torch.device) -> None:
-        """Forget the operations since :meth:`_start_coalescing`."""
-        self._coalesced.items = None
 
     def _run(
         self, opts: Any, used: Tensors, outputs: Tensors, add: Callable[[NcclBatch, list[Finish]], None]

@@ -22,7 +22,7 @@ import torch
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch.futures import FutureCompleter
-from sparkdl.torch.submission import Coalesced, tensors_in
+from sparkdl.torch.submission import OwnAccelerator, tensors_in
 from sparkdl.torch.work import JoinedWork, KeptWork, seconds
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _staged(
     return call
 
 
-class StagedAccelerator:
+class StagedAccelerator(OwnAccelerator):
     """The accelerator of ranks that share a GPU: it copies tensors to host memory and back.
 
     Args:
@@ -224,10 +224,10 @@ class StagedAccelerator:
     """
 
     def __init__(self, host_group: SparkdlProcessGroup, lane: GpuLane, name: str) -> None:
+        super().__init__()
         self._host_group = host_group
         self._lane = lane
         self.failure: CommunicatorError | None = None
-        self._coalesced = Coalesced()
         self._collectives = _Worker(f"sparkdl-staging-{name}")
         self._starts = _Worker(f"sparkdl-sending-{name}")
         self._finishes = _Worker(f"sparkdl-arriving-{name}")
@@ -242,11 +242,9 @@ class StagedAccelerator:
     reduce = _staged("reduce", reads=[0], writes=[0])
     broadcast = _staged("broadcast", reads=[0], writes=[0])
     allgather = _staged("allgather", reads=[1], writes=[0])
-    _allgather_base = _staged("_allgather_base", reads=[1], writes=[0])
     allgather_coalesced = _staged("allgather_coalesced", reads=[1], writes=[0])
     allgather_into_tensor_coalesced = _staged("allgather_into_tensor_coalesced", reads=[1], writes=[0])
     reduce_scatter = _staged("reduce_scatter", reads=[1], writes=[0])
-    _reduce_scatter_base = _staged("_reduce_scatter_base", reads=[1], writes=[0])
     reduce_scatter_tensor_coalesced = _staged("reduce_scatter_tensor_coalesced", reads=[1], writes=[0])
     gather = _staged("gather", reads=[1], writes=[0])
     scatter = _staged("scatter", reads=[1], writes=[0])
@@ -255,17 +253,10 @@ class StagedAccelerator:
     send = _staged("send", reads=[0], is_message=True)
     recv = _staged("recv", writes=[0], is_message=True)
 
-    def _start_coalescing(self, _: torch.device) -> None:
-        self._coalesced.items = []
-
     def _end_coalescing(self, _: torch.device) -> JoinedWork | None:
         """All operations since :meth:`_start_coalescing` as one work; None if there was none."""
         works, self._coalesced.items = self._coalesced.items, None
         return JoinedWork(works) if works else None
-
-    def drop_coalesced(self, _: torch.device) -> None:
-        """Forget the operations since :meth:`_start_coalescing`, which have begun."""
-        self._coalesced.items = None
 
     def abort(self) -> None:
         """Make every collective fail, here and on the other ranks."""

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.checkpoint.folder import DamagedCheckpointError
 from sparkdl.checkpoint.held import HeldCheckpoint
+from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.errors import CheckpointError
 from sparkdl.random_state import random_numbers_apart, seed_rank, set_random_state
 from sparkdl.training.checkpoint.choice import Choice
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.state import (
-    FitState,
     gather_rank_states,
     loss_buffers,
+    module_state,
     read_rank_state,
     set_buffers,
 )
@@ -27,8 +28,10 @@ from sparkdl.training.history import EpochRecord, join_meter_states
 from sparkdl.training.objective import StepPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
+
+    from torch.optim import Optimizer
 
     from sparkdl.checkpoint.folder import Checkpoint
     from sparkdl.checkpoint.tensors import Content, TrainingTensors
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from sparkdl.training.callbacks import FitControl
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
+    from sparkdl.training.learning_rate import LearningRate
     from sparkdl.training.spec import CheckpointPlan, TrainingSpec
     from sparkdl.training.step import TrainingStep
     from sparkdl.training.update import UpdatePlan
@@ -75,7 +79,10 @@ class Checkpoints:
     Args:
         choice: the checkpoint from which the fit resumes.
         spec: spec of the fit, which says where and when checkpoints are taken, if at all.
-        state: state that is the same on all ranks.
+        optimizer: optimizer of the module's parameters.
+        learning_rate: learning rate of the optimizer.
+        parts: further parts whose state is the same on all ranks, by name: objects with ``state_dict()`` and
+            ``load_state_dict()``, whose states consist of numbers, strings, tensors, and dicts and lists of them.
         step: training step of this rank.
         updates: plan of the steps that update the weights.
         feed: feed of this rank's rows.
@@ -91,7 +98,9 @@ class Checkpoints:
         choice: Choice,
         *,
         spec: TrainingSpec,
-        state: FitState,
+        optimizer: Optimizer,
+        learning_rate: LearningRate,
+        parts: Mapping[str, Any],
         step: TrainingStep,
         updates: UpdatePlan,
         feed: PlannedFeed,
@@ -102,7 +111,8 @@ class Checkpoints:
     ) -> None:
         self._compare = compare
         self._choice, self._plan, self._control = choice, spec.checkpoints, control
-        self._spec, self._state, self._step = spec, state, step
+        self._spec, self._step, self._module = spec, step, distribution.module
+        self._optimizer, self._learning_rate, self._parts = optimizer, learning_rate, parts
         self._updates, self._feed, self._communicator = updates, feed, communicator
         self._distribution = distribution
         self._writer: CheckpointWriter | None = None
@@ -217,9 +227,10 @@ class Checkpoints:
         *,
         is_best: bool = False,
     ) -> None:
-        module = self._state.module
         own = {**own, "wants_to_stop": self._control.stop_request.is_made, **self._rank_state()}
-        ranks = gather_rank_states(module, self._spec.losses, self._step.device, own, self._communicator)
+        ranks = gather_rank_states(
+            self._module, self._spec.losses, self._step.device, own, self._communicator
+        )
         if self._writer is None:
             return
         self._writer.wait()
@@ -229,7 +240,7 @@ class Checkpoints:
         """State of this rank alone: of its replica and, where updates are local, of its optimizer."""
         state = self._distribution.rank_state()
         if self._distribution.is_local and self._communicator.rank != 0:
-            state["optimizer"] = self._state.optimizer.state_dict()["state"]
+            state["optimizer"] = self._optimizer.state_dict()["state"]
         return state
 
     def hold(
@@ -269,12 +280,16 @@ class Checkpoints:
         )
         state: dict[str, Any] = {}
         if self._communicator.rank == 0 or is_whole:
-            fit = self._state.capture(
-                history=[asdict(record) for record in history],
-                feed=self._feed.state(where["step"] - self._updates.steps_before, where["epoch"] - 1),
-                num_updates=self._num_updates,
+            fit = {
+                "learning_rate": self._learning_rate.state_dict(),
+                "parts": {name: part.state_dict() for name, part in self._parts.items()},
+                "buffers": module_state(self._module)["buffers"],
+                "history": [asdict(record) for record in history],
+                "feed": self._feed.state(where["step"] - self._updates.steps_before, where["epoch"] - 1),
+                "num_updates": self._num_updates,
                 **others,
-            )
+            }
+            fit = copy_to_host(fit, "the state of the fit")
             state = {"training": copies.values, "fit": fit, "ranks": ranks}
         return Content(
             label=manifest.label,
@@ -292,7 +307,7 @@ class Checkpoints:
 
         return TrainingTensors(
             self._distribution.parts,
-            self._state.optimizer,
+            self._optimizer,
             None if self._control.best is None else self._control.best.tensors(),
             is_divided=self._distribution.is_divided,
         )
@@ -307,15 +322,17 @@ class Checkpoints:
         has_steps = fit.get("has_steps", True)
         self._updates.begin(epoch, step, has_steps=has_steps)
         self._num_updates = fit["num_updates"]
-        self._state.restore_parts(fit)  # makes room for the best weights
+        for name, part in self._parts.items():  # makes room for the best weights
+            if name in fit["parts"]:
+                part.load_state_dict(fit["parts"][name])
         tensors, group = self._tensors(), None
         if self._writer is not None and not isinstance(checkpoint, HeldCheckpoint):
             group = self._writer.group
         tensors.check(checkpoint, group)
         tensors.check_optimizer(state["training"], checkpoint.url)
         tensors.load(checkpoint, state["training"], group)
-        set_buffers(dict(self._state.module.named_buffers()), fit["buffers"])
-        self._state.learning_rate.load_state_dict(fit["learning_rate"])  # sets that of the optimizer
+        set_buffers(dict(self._module.named_buffers()), fit["buffers"])
+        self._learning_rate.load_state_dict(fit["learning_rate"])  # sets that of the optimizer
         is_alike = manifest.layout == self._distribution.name
         meter = self._restore_rank(state["ranks"], (epoch, step), is_alike=is_alike)
         return ResumePoint(
@@ -329,7 +346,7 @@ class Checkpoints:
 
         If the layout of the ranks has changed, random states are seeded anew, and meters are joined.
         """
-        rank, module = self._communicator.rank, self._state.module
+        rank, module = self._communicator.rank, self._module
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]
         own = states[0]  # in another layout, the buffers of losses are rank 0's, like the model's
         set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
@@ -344,8 +361,7 @@ class Checkpoints:
         set_buffers(dict(module.named_buffers()), own["buffers"])
         self._distribution.load_rank_state(own)
         if "optimizer" in own:
-            optimizer = self._state.optimizer
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": own["optimizer"]})
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own["optimizer"]})
         set_random_state(own["random"], self._step.device)
         meter: dict[str, Any] = own.get("meter", {})
         return meter

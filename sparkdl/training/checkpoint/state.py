@@ -1,7 +1,7 @@
-"""The state from which a fit continues: collected for a checkpoint and restored from it.
+"""The buffers of modules and losses in a checkpoint, and the state of each rank alone, sent to rank 0 as bytes.
 
 The tensors of module and optimizer are those of :mod:`sparkdl.checkpoint.tensors`. All other state is copied to host
-memory, where training no longer changes it. Each rank sends its own state to rank 0 as bytes.
+memory, where training no longer changes it.
 """
 
 from __future__ import annotations
@@ -22,54 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from torch import nn
-    from torch.optim import Optimizer
 
     from sparkdl.collective import Communicator
-    from sparkdl.training.learning_rate import LearningRate
-
-
-class FitState:
-    """The parts of a fit whose state is the same on all ranks.
-
-    Args:
-        module: module that is trained.
-        optimizer: optimizer of the module's parameters.
-        learning_rate: learning rate of the optimizer.
-        parts: further parts, by name: objects with ``state_dict()`` and ``load_state_dict()``, whose states consist of
-            numbers, strings, tensors, and dicts and lists of them.
-    """
-
-    def __init__(
-        self, module: nn.Module, optimizer: Optimizer, learning_rate: LearningRate, **parts: Any
-    ) -> None:
-        self.module = module
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self._parts = parts
-
-    def capture(self, **others: Any) -> dict[str, Any]:
-        """Return a copy in host memory of all state but the tensors of module and optimizer.
-
-        Args:
-            others: further values.
-
-        Raises:
-            CheckpointError: if a state holds types that a checkpoint cannot hold.
-        """
-        state = {
-            "learning_rate": self.learning_rate.state_dict(),
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
-            "buffers": module_state(self.module)["buffers"],
-            **others,
-        }
-        copied: dict[str, Any] = copy_to_host(state, "the state of the fit")
-        return copied
-
-    def restore_parts(self, fit: Mapping[str, Any]) -> None:
-        """Restore all parts except optimizer and schedule; a part that is not in the checkpoint starts fresh."""
-        for name, part in self._parts.items():
-            if name in fit["parts"]:
-                part.load_state_dict(fit["parts"][name])
 
 
 def module_state(module: nn.Module) -> dict[str, Any]:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from sparkdl.collective.job import RankJob
     from sparkdl.data import ParquetDataset
     from sparkdl.topology import Topology
-    from sparkdl.training.checkpoint.handover import Handover
     from sparkdl.training.history import EpochRecord
-    from sparkdl.training.spec import TrainingSpec
 
 
 IMPORTED_FIRST = (
@@ -129,24 +127,44 @@ def fit_on_rank(
         planned_ranks: number of ranks for which the rows of an elastic launch are planned, so that a step has as many
             rows in all worlds; None for as many as there are in each world.
     """
-    # Imported here: the driver imports this module and needs neither of them.
+    # Imported here: the driver imports this module and needs none of them.
     from sparkdl.training.checkpoint.handover import Handover
+    from sparkdl.training.remote.host_watch import HostWatch
+    from sparkdl.training.trainer import train
 
     spec = load_spec(stored)
     handover = Handover(context, planned_ranks) if context.is_elastic else None
-    while True:
-        try:
-            outcome = _train(
-                context,
-                stored,
-                spec,
-                dataset,
-                has_gpu=has_gpu,
-                reports_progress=reports_progress,
-                reports_load=reports_load,
-                lease=lease if context.world is None else context.world.lease,
+
+    def train_in_world() -> FitOutcome | None:
+        export_torchrun_variables(context.job, context.topology, is_alone=has_gpu)
+        in_world = spec
+        if spec.checkpoints is not None:
+            own = lease if context.world is None else context.world.lease
+            in_world = replace(spec, checkpoints=replace(spec.checkpoints, lease=own))
+        communicator = context.communicator
+        reports_for_host = reports_load and context.topology.local_rank == 0
+        with HostWatch(context.report) if reports_for_host else nullcontext():
+            result = train(
+                in_world,
+                communicator=communicator,
+                dataset=dataset,
+                report=context.report,
+                on_step=context.progress if reports_progress else lambda: None,
+                on_position=context.note_position,
+                # done=True: the hang timeout must not apply to writing the model.
+                keep=partial(
+                    store_trained, folder=stored.folder, before=partial(context.progress, done=True)
+                ),
                 handover=handover,
             )
+        communication = communicator.gather_report() if reports_load else None
+        if context.rank != 0:
+            return None
+        return FitOutcome(result.module, result.history, result.model_epoch, communication)
+
+    while True:
+        try:
+            outcome = train_in_world()
             if context.finish(progress=-1 if handover is None else handover.progress):
                 return outcome
             if spec.parallelism is not None:
@@ -162,42 +180,3 @@ def fit_on_rank(
                 spec = load_spec(stored)
             context.meet_again(reason, progress=handover.progress)
             handover.leave()
-
-
-def _train(
-    context: Context,
-    stored: StoredSpec,
-    spec: TrainingSpec,
-    dataset: ParquetDataset,
-    *,
-    has_gpu: bool,
-    reports_progress: bool,
-    reports_load: bool,
-    lease: str,
-    handover: Handover | None,
-) -> FitOutcome | None:
-    """Train in the current world of the ranks."""
-    from sparkdl.training.remote.host_watch import HostWatch
-    from sparkdl.training.trainer import train
-
-    export_torchrun_variables(context.job, context.topology, is_alone=has_gpu)
-    if spec.checkpoints is not None:
-        spec = replace(spec, checkpoints=replace(spec.checkpoints, lease=lease))
-    communicator = context.communicator
-    reports_for_host = reports_load and context.topology.local_rank == 0
-    with HostWatch(context.report) if reports_for_host else nullcontext():
-        result = train(
-            spec,
-            communicator=communicator,
-            dataset=dataset,
-            report=context.report,
-            on_step=context.progress if reports_progress else lambda: None,
-            on_position=context.note_position,
-            # done=True: the hang timeout must not apply to writing the model.
-            keep=partial(store_trained, folder=stored.folder, before=partial(context.progress, done=True)),
-            handover=handover,
-        )
-    communication = communicator.gather_report() if reports_load else None
-    if context.rank != 0:
-        return None
-    return FitOutcome(result.module, result.history, result.model_epoch, communication)

@@ -116,11 +116,14 @@ def store_trained(
     """
     before()
     if distribution.is_divided:
-        from sparkdl.parallel.weights import saved_files  # imported on ranks only, like the training loop
+        from sparkdl.parallel.weights import (  # on ranks only, like the training loop
+            save_weights,
+            saved_files,
+        )
         from sparkdl.training.distribution import DividedModel
 
         assert isinstance(distribution, DividedModel), "the only ones that are divided"
-        distribution.save_parameters(f"{folder}/{_PARTS}")
+        save_weights(distribution.parts, f"{folder}/{_PARTS}", distribution.layout)
         tensors = distribution.other_tensors()
         if distribution.rank != 0:
             return None

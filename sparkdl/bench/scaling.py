@@ -59,7 +59,7 @@ class ScalingContender:
     ranks: int
     library: str = "torch"
     way: str = ""
-    sizes: Mapping[str, int] | None = None
+    sizes: Mapping[str, int] | None = field(default=None, hash=False)
     readers: int = 1
 
 

@@ -274,6 +274,14 @@ class Roster:
             progress=progress,
             lease=next(self._leases),
         )
+        if before is None and len(members) < self._wanted:
+            logger.warning(
+                "The run begins with %d of %d ranks, as there were no slots for more within %g s. Others join when "
+                "slots are free.",
+                self.world.num_ranks,
+                self._wanted * self._limits.group_size,
+                SETTLE_S,
+            )
         if before is not None:
             self._log(before, self.world)
             for key in (leave_key, broken_key):  # ends the members' watches

@@ -64,7 +64,7 @@ def client() -> Iterator[RendezvousClient]:
         yield client
 
 
-def test_the_first_world_waits_for_the_wanted_members_and_briefly_for_fewer(client, monkeypatch):
+def test_the_first_world_waits_for_the_wanted_members_and_briefly_for_fewer(client, monkeypatch, caplog):
     driver = Driver(client)
     first = driver.arrive(0)
     assert driver.answer(first) is None
@@ -73,6 +73,7 @@ def test_the_first_world_waits_for_the_wanted_members_and_briefly_for_fewer(clie
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
     alone = Driver(client.prefix("other"))
     assert alone.world(alone.arrive(7)).members == (7,)
+    assert "The run begins with 1 of 2 ranks" in caplog.text
 
 
 def test_survivors_wait_for_each_other_and_the_farthest_is_rank_0(client):

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.plot import format_size, parse_size
-from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 
@@ -148,14 +147,9 @@ def run(arguments: argparse.Namespace) -> int:
         cases=cases,
         seconds=arguments.seconds,
     )
-    measured = hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
-    rows = make_rows(cases, measured, arguments.ranks)
-    print(format_rows(rows))
-    print(_LEGEND)
-    for contender, reason in missing.items():
-        print(f"{contender} is missing: {reason}")
-    if arguments.json is not None:
-        write_report(arguments.json, "allreduce", rows, missing)
+    rows = make_rows(cases, hold(contest), arguments.ranks)
+    table = format_rows(rows)
+    show("allreduce", rows, table=table, legend=_LEGEND, missing=missing, path=arguments.json)
     if arguments.plot is not None:
         from sparkdl.bench.plot import plot_bandwidth
 
@@ -206,11 +200,8 @@ def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
     for name in names_of(against, list(AGAINST), "--against"):
         wanted |= AGAINST[name]
     wanted |= _IF_INSTALLED
-    missing = missing_libraries(list(wanted.values()))
-    usable = {contender: library for contender, library in wanted.items() if library not in missing}
-    return usable, {
-        contender: missing[library] for contender, library in wanted.items() if library in missing
-    }
+    missing = missing_contenders(wanted)
+    return {name: library for name, library in wanted.items() if name not in missing}, missing
 
 
 def make_rows(
@@ -221,21 +212,18 @@ def make_rows(
     Algorithm bandwidth is ``bytes / time``. Bus bandwidth is the algorithm bandwidth times ``2 (n - 1) / n``, the part
     of the buffer that any allreduce has to move over each rank's link, as nccl-tests defines it. ``percent_of_copy``
     is the time in which all ranks at once copy a buffer of this size, in percent of the time of the allreduce.
-    ``ratio`` holds the median of each other contender as a multiple of the median of this row.
     """
     rows = []
     for case in cases:
         times = {contender: measure.times for contender, measure in measured[case.name].items()}
-        medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
         num_bytes = case.settings["num_bytes"] * case.settings["num_tensors"]
-        for contender, median_s in medians.items():
+        copy_s = row_of(case.name, "copy", times)["median_s"]
+        for contender in times:
+            common = row_of(case.name, contender, times)
+            median_s = common["median_s"]
             rows.append(
                 {
-                    "case": case.name,
-                    "contender": contender,
-                    "repetitions": len(times[contender]),
-                    "median_s": median_s,
-                    "p90_s": percentile(times[contender], 0.9),
+                    **common,
                     "bytes": num_bytes,
                     "tensors": case.settings["num_tensors"],
                     "buffers": case.settings["num_buffers"],
@@ -245,8 +233,7 @@ def make_rows(
                     ),
                     "algorithm_bandwidth_bytes_per_s": num_bytes / median_s,
                     "bus_bandwidth_bytes_per_s": num_bytes / median_s * 2 * (world_size - 1) / world_size,
-                    "percent_of_copy": 100 * medians["copy"] / median_s,
-                    "ratio": ratios(contender, medians),
+                    "percent_of_copy": 100 * copy_s / median_s,
                 }
             )
     return rows

@@ -7,7 +7,7 @@ slower during the run slows down all contenders alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,12 +72,19 @@ class Measurements:
     results: list[list[dict[str, Any]]] = field(default_factory=list)
 
 
-def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict[str, Measurements]]:
-    """Measure all contenders, and return the measurements by name of the case and contender.
+def announce(step: str) -> None:
+    """Print the next step of a benchmark."""
+    print(f"{step} ...", flush=True)
 
-    Args:
-        contest: the contest to measure.
-        announce: called with a line of text before each step.
+
+def in_turn(contenders: Sequence[str], turn: int) -> list[str]:
+    """Return the contenders in the order of a round: no contender always follows the same one."""
+    start = turn % len(contenders)
+    return [*contenders[start:], *contenders[:start]]
+
+
+def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:
+    """Measure all contenders, and return the measurements by name of the case and contender.
 
     Raises:
         RankError: if a contender failed; it holds what its rank wrote to standard error.
@@ -101,11 +108,8 @@ def hold(contest: Contest, *, announce: Callable[[str], None]) -> dict[str, dict
 def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup]) -> dict[str, Measurements]:
     plans = {contender: _plan(contest, case, contender, groups) for contender in contest.libraries}
     measured = {contender: Measurements() for contender in contest.libraries}
-    contenders = list(contest.libraries)
-    for index in range(contest.num_rounds):
-        # No contender always follows the same one.
-        start = index % len(contenders)
-        for contender in contenders[start:] + contenders[:start]:
+    for turn in range(contest.num_rounds):
+        for contender in in_turn(list(contest.libraries), turn):
             repetitions, operations = plans[contender]
             answers = _take_turn(contest, case, contender, groups, repetitions, operations)
             measured[contender].times += _slowest(answers)

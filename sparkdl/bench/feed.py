@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
-from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.contest import Case, Contest, Measurements, announce, hold
+from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import check_output_arguments
-from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError
@@ -97,12 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
     names = names_of(arguments.cases, list(CASES), "--cases")
     against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
     wanted = {name: LIBRARIES[name] for name in ("sparkdl", *against)}
-    missing = missing_libraries([*wanted.values(), "torch"])
-    if "feed" in missing or "torch" in missing:
-        raise ParamError(f"sparkdl bench feed: {missing.get('torch') or missing['feed']}")
-    present = {name: library for name, library in wanted.items() if library not in missing}
+    if needed := missing_contenders({"torch": "torch", "sparkdl": LIBRARIES["sparkdl"]}):
+        raise ParamError(f"sparkdl bench feed: {next(iter(needed.values()))}")
+    missing = missing_contenders(wanted)
+    present = {name: library for name, library in wanted.items() if name not in missing}
     with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:
-        print("writing the files ...", flush=True)
+        announce("writing the files")
         cases = make_cases(Path(folder), arguments.scale, names)
         measured: dict[str, dict[str, Measurements]] = {}
         for case in cases:
@@ -118,15 +118,9 @@ def run(arguments: argparse.Namespace) -> int:
                 min_repetitions=1,
             )
             # New processes for every case: memory that a process keeps from one case must not count in the next.
-            measured |= hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
+            measured |= hold(contest)
     rows = make_rows(cases, measured)
-    print(format_rows(rows))
-    print(_LEGEND)
-    reasons = {name: missing[library] for name, library in wanted.items() if library in missing}
-    for contender, reason in reasons.items():
-        print(f"{contender} is missing: {reason}")
-    if arguments.json is not None:
-        write_report(arguments.json, "feed", rows, reasons)
+    show("feed", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
     return 0
 
 
@@ -152,26 +146,22 @@ def make_rows(
     """Return one row per case and contender.
 
     ``peak_bytes`` is the peak memory above what the process took before it read. ``bound_bytes`` is the memory that
-    sparkdl was allowed. ``data_wait_share`` is the median share of a pass that was spent waiting for batches. ``ratio``
-    holds the median of each other contender as a multiple of the median of this row.
+    sparkdl was allowed. ``data_wait_share`` is the median share of a pass that was spent waiting for batches.
     """
     rows = []
     for case in cases:
-        medians = {name: statistics.median(measure.times) for name, measure in measured[case.name].items()}
+        times = {name: measure.times for name, measure in measured[case.name].items()}
         for contender, measure in measured[case.name].items():
             results = [result for turn in measure.results for result in turn]
             waits = [wait for result in results for wait in result["waited_s"]]
             settings = case.settings
             row_bytes = 4 * (settings["num_floats"] or settings["list_length"] + 2)
+            common = row_of(case.name, contender, times)
             rows.append(
                 {
-                    "case": case.name,
-                    "contender": contender,
-                    "repetitions": len(measure.times),
-                    "median_s": medians[contender],
-                    "p90_s": percentile(measure.times, 0.9),
+                    **common,
                     "rows": settings["num_rows"],
-                    "rows_per_s": settings["num_rows"] / medians[contender],
+                    "rows_per_s": settings["num_rows"] / common["median_s"],
                     "peak_bytes": max(result["peak_bytes"] for result in results),
                     "bound_bytes": READ_AHEAD_BYTES + settings["shuffle_rows"] * row_bytes
                     if contender == "sparkdl"
@@ -179,7 +169,6 @@ def make_rows(
                     "data_wait_share": statistics.median(
                         wait / duration for wait, duration in zip(waits, measure.times, strict=True)
                     ),
-                    "ratio": ratios(contender, medians),
                 }
             )
     return rows
@@ -188,23 +177,17 @@ def make_rows(
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
     header = ("case", "contender", "median", "p90", "rows/s", "memory", "waiting", "sparkdl is")
-    table = []
-    for row in rows:
-        ours = next(
-            other["median_s"]
-            for other in rows
-            if other["case"] == row["case"] and other["contender"] == "sparkdl"
+    table = [
+        (
+            row["case"],
+            row["contender"],
+            format_time(row["median_s"]),
+            format_time(row["p90_s"]),
+            f"{row['rows_per_s']:,.0f}",
+            f"{row['peak_bytes'] / 2**20:,.0f} MiB",
+            f"{row['data_wait_share']:.1%}",
+            f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
         )
-        table.append(
-            (
-                row["case"],
-                row["contender"],
-                format_time(row["median_s"]),
-                format_time(row["p90_s"]),
-                f"{row['rows_per_s']:,.0f}",
-                f"{row['peak_bytes'] / 2**20:,.0f} MiB",
-                f"{row['data_wait_share']:.1%}",
-                f"{ours / row['median_s']:.2f}x",
-            )
-        )
+        for row in rows
+    ]
     return format_columns(header, table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.fit import CONTENDERS, NUM_READERS
 from sparkdl.bench.contenders.fit_task import PHASES, FitSize, Fitted, judged_rows, loss_of, make_frame
-from sparkdl.bench.contest import Case, Contest, hold
-from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.contest import Case, Contest, announce, hold, in_turn
+from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import check_output_arguments
-from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError, TrainingError
@@ -28,7 +28,7 @@ from sparkdl.errors import ParamError, TrainingError
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 LIBRARIES = {
     "sparkdl": "fit",
@@ -89,24 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
         TrainingError: if the models of two contenders differ.
     """
     size, wanted = check_arguments(arguments)
-    missing = missing_libraries([LIBRARIES[name] for name in wanted])
-    if LIBRARIES["sparkdl"] in missing:
-        raise ParamError(f"sparkdl bench fit: {missing[LIBRARIES['sparkdl']]}")
-    present = [name for name in wanted if LIBRARIES[name] not in missing]
+    missing = missing_contenders({name: LIBRARIES[name] for name in wanted})
+    if "sparkdl" in missing:
+        raise ParamError(f"sparkdl bench fit: {missing['sparkdl']}")
+    present = [name for name in wanted if name not in missing]
     times = measure_arithmetic(size)
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
         _local_session(size.num_ranks, Path(folder)) as spark,
     ):
-        fits, losses = measure(spark, size, present, arguments.rounds, Path(folder), _announce)
+        fits, losses = measure(spark, size, present, arguments.rounds, Path(folder))
     rows = make_rows(size, times, fits, losses)
-    print(format_rows(rows))
-    print(_LEGEND)
-    reasons = {name: missing[LIBRARIES[name]] for name in wanted if LIBRARIES[name] in missing}
-    for contender, reason in reasons.items():
-        print(f"{contender} is missing: {reason}")
-    if arguments.json is not None:
-        write_report(arguments.json, "fit", rows, reasons)
+    show("fit", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
     return 0
 
 
@@ -143,7 +137,7 @@ def measure_arithmetic(size: FitSize) -> list[float]:
         seconds=_ARITHMETIC_SECONDS * min(1.0, size.num_rows / NUM_ROWS),
         num_rounds=2,
     )
-    measured = hold(contest, announce=_announce)[ARITHMETIC][ARITHMETIC]
+    measured = hold(contest)[ARITHMETIC][ARITHMETIC]
     return [seconds * size.num_steps / _STEPS_OF_OPERATION for seconds in measured.times]
 
 
@@ -153,7 +147,6 @@ def measure(
     contenders: Sequence[str],
     num_rounds: int,
     folder: Path,
-    announce: Callable[[str], None],
 ) -> tuple[dict[str, list[Fitted]], dict[str, float]]:
     """Fit with each contender in turn, and return the fits and the loss of the last model, by contender.
 
@@ -163,39 +156,29 @@ def measure(
     few = replace(
         size, num_rows=max(size.num_ranks * size.batch_size, round(_WARM_UP_SHARE * size.num_rows)), epochs=1
     )
-    fit_in_turn(spark, few, contenders, 1, folder / "warm-up", announce)
-    fits, rows = fit_in_turn(spark, size, contenders, num_rounds, folder / "fits", announce)
+    fit_in_turn(spark, few, contenders, 1, folder / "warm-up")
+    fits, rows = fit_in_turn(spark, size, contenders, num_rounds, folder / "fits")
     losses = {name: loss_of(repeats[-1].weights, rows) for name, repeats in fits.items()}
     check_losses(losses)
     return fits, losses
 
 
 def fit_in_turn(
-    spark: SparkSession,
-    size: FitSize,
-    contenders: Sequence[str],
-    num_rounds: int,
-    folder: Path,
-    announce: Callable[[str], None],
+    spark: SparkSession, size: FitSize, contenders: Sequence[str], num_rounds: int, folder: Path
 ) -> tuple[dict[str, list[Fitted]], npt.NDArray[np.float32]]:
     """Fit the same frame with each contender in turn, and return the fits and the rows to evaluate the models on."""
     frame = make_frame(spark, size)
     fits: dict[str, list[Fitted]] = {name: [] for name in contenders}
     try:
         for index in range(num_rounds):
-            # No contender always follows the same one.
-            start = index % len(contenders)
-            for name in [*contenders[start:], *contenders[:start]]:
+            for name in in_turn(contenders, index):
                 announce(f"fitting {size.num_rows:,} rows with {name}")
-                fits[name].append(_fit(name, size, frame, folder / f"{index}-{name}"))
+                own = folder / f"{index}-{name}"
+                own.mkdir(parents=True)
+                fits[name].append(CONTENDERS[name](size, frame, own))
         return fits, judged_rows(frame)
     finally:
         frame.unpersist()
-
-
-def _fit(name: str, size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
-    folder.mkdir(parents=True)
-    return CONTENDERS[name](size, frame, folder)
 
 
 def check_losses(losses: Mapping[str, float]) -> None:
@@ -221,37 +204,30 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Return one row per contender, and one for the arithmetic.
 
-    ``phases_s`` holds the median seconds of each phase. ``ratio`` holds the median of each other contender as a
-    multiple of the median of this row.
+    ``phases_s`` holds the median seconds of each phase.
     """
     times = {ARITHMETIC: list(arithmetic_times)}
     times |= {name: [fit.seconds for fit in repeats] for name, repeats in fits.items()}
-    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    common = [row_of(f"{size.num_rows:,} rows", name, times) for name in times]
     return [
         {
-            "case": f"{size.num_rows:,} rows",
-            "contender": name,
-            "repetitions": len(seconds),
-            "median_s": medians[name],
-            "p90_s": percentile(seconds, 0.9),
+            **row,
             "rows": size.num_rows,
             "epochs": size.epochs,
-            "rows_per_s": size.num_rows * size.epochs / medians[name],
+            "rows_per_s": size.num_rows * size.epochs / row["median_s"],
             "phases_s": {
-                phase: statistics.median(fit.phases[phase] for fit in fits.get(name, ()))
-                for phase in (PHASES if name in fits else ())
+                phase: statistics.median(fit.phases[phase] for fit in fits[row["contender"]])
+                for phase in (PHASES if row["contender"] in fits else ())
             },
-            "loss": losses.get(name),
-            "ratio": ratios(name, medians),
+            "loss": losses.get(row["contender"]),
         }
-        for name, seconds in times.items()
+        for row in common
     ]
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
     header = ("contender", "median", "p90", *PHASES, "loss", "sparkdl is")
-    ours = next(row["median_s"] for row in rows if row["contender"] == "sparkdl")
     return format_columns(
         header,
         [
@@ -261,7 +237,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
                 format_time(row["p90_s"]),
                 *(f"{row['phases_s'][phase]:.2f} s" if row["phases_s"] else "" for phase in PHASES),
                 "" if row["loss"] is None else f"{row['loss']:.4f}",
-                f"{ours / row['median_s']:.2f}x",
+                f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
             )
             for row in rows
         ],
@@ -277,7 +253,3 @@ def _local_session(num_slots: int, folder: Path) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
-
-
-def _announce(text: str) -> None:
-    print(f"{text} ...", flush=True)

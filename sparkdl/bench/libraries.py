@@ -118,10 +118,10 @@ def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
     return names
 
 
-def missing_libraries(names: Sequence[str]) -> dict[str, str]:
-    """Return the libraries that cannot be used here, and why, by name."""
-    reasons = {name: LIBRARIES[name].why_missing() for name in names}
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+def missing_contenders(libraries: Mapping[str, str]) -> dict[str, str]:
+    """Return why contenders cannot run here, by contender, of those whose libraries are given by contender."""
+    reasons = {contender: LIBRARIES[library].why_missing() for contender, library in libraries.items()}
+    return {contender: reason for contender, reason in reasons.items() if reason is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

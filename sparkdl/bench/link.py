@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.bench.contenders.link import MODELS
-from sparkdl.bench.libraries import missing_libraries
+from sparkdl.bench.contest import announce
+from sparkdl.bench.libraries import missing_contenders
 from sparkdl.bench.namespaces import Namespace, limited_hosts, why_impossible
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.rank_group import Answer, RankGroup
-from sparkdl.bench.report import format_time, percentile, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import CommunicatorError, ParamError
@@ -27,6 +28,11 @@ from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK, as_dict
 _TURN_TIMEOUT_S = 1800.0
 _MAX_STEPS = 8
 """Most steps of a round of contenders whose steps are all alike."""
+
+_LEGEND = (
+    "speed: as a share of the speed of ranks that do not communicate, by medians, and by the fastest round of\n"
+    "each, which other work on the machine disturbs least."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +101,17 @@ def run(arguments: argparse.Namespace) -> int:
     """
     check_output_arguments(("--json", arguments.json))
     contenders, rates = _chosen(arguments), _rates(arguments.megabits)
-    if "torch" in (missing := missing_libraries(["torch"])):
+    if missing := missing_contenders({"torch": "torch"}):
         raise ParamError(f"sparkdl bench link: {missing['torch']}")
     if reason := why_impossible():
         raise ParamError(f"sparkdl bench link makes hosts of network namespaces: {reason}.")
     rows = []
     for megabits in rates:
-        print(f"measuring a link of {megabits:g} Mbit/s ...", flush=True)
+        announce(f"measuring a link of {megabits:g} Mbit/s")
         with limited_hosts(2, megabits / 1000) as hosts:
             measured = _measure(hosts, contenders, arguments)
         rows += make_rows(f"{megabits:g} Mbit/s", measured, arguments)
-    print(format_rows(rows))
-    print(
-        "speed: as a share of the speed of ranks that do not communicate, by medians, and by the fastest round of\n"
-        "each, which other work on the machine disturbs least."
-    )
-    if arguments.json is not None:
-        write_report(arguments.json, "link", rows, {})
+    show("link", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
     return 0
 
 
@@ -182,11 +182,7 @@ def make_rows(
     alone = statistics.median(measured["alone"])
     return [
         {
-            "case": case,
-            "contender": name,
-            "repetitions": len(times),
-            "median_s": statistics.median(times),
-            "p90_s": percentile(times, 0.9),
+            **row_of(case, name, measured),
             "least_s": min(times),
             "speed": alone / statistics.median(times),
             "best_speed": min(measured["alone"]) / min(times),

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.parallel import ALONE, KINDS, MODELS, takes
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
@@ -69,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     check_common_arguments(arguments)
     kinds = names_of(arguments.kinds, list(KINDS), "--kinds")
-    missing = missing_libraries(["torch", "gloo"])
-    if missing:
+    if missing := missing_contenders(CONTENDERS):
         raise ParamError(f"sparkdl bench parallel: {next(iter(missing.values()))}")
     contenders = {
         name: library
@@ -91,12 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
             num_rounds=3,
             min_repetitions=2,
         )
-        measured |= hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
+        measured |= hold(contest)
     rows = make_rows(cases, measured, arguments.ranks)
-    print(format_rows(rows))
-    print(_LEGEND)
-    if arguments.json is not None:
-        write_report(arguments.json, "parallel", rows, {})
+    show("parallel", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
     if arguments.plot is not None:
         from sparkdl.bench.plot import plot_steps
 
@@ -134,15 +129,13 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Return one row per case and contender.
 
-    ``ratio`` holds the median of each other contender as a multiple of the median of this row.
-
     Raises:
         CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
     rows = []
     for case in cases:
         found_of = measured[case.name]
-        medians = {name: statistics.median(measure.times) for name, measure in found_of.items()}
+        times = {name: measure.times for name, measure in found_of.items()}
         loss = found_of["one rank"].results[0][0]["loss"]
         for contender, measure in found_of.items():
             results = [row for row in measure.results[0] if not math.isnan(row["loss"])]
@@ -153,15 +146,10 @@ def make_rows(
                     )
             rows.append(
                 {
-                    "case": case.name,
-                    "contender": contender,
-                    "repetitions": len(measure.times),
-                    "median_s": medians[contender],
-                    "p90_s": percentile(measure.times, 0.9),
+                    **row_of(case.name, contender, times),
                     "state_bytes": max(result["state_bytes"] for result in results),
                     "saved_bytes": max(result["saved_bytes"] for result in results),
                     "ranks": world_size,
-                    "ratio": ratios(contender, medians),
                 }
             )
     return rows

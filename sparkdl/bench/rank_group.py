@@ -75,7 +75,7 @@ class RankGroup:
             CommunicatorTimeoutError: if the ranks take too long.
         """
         self._answers(_START_TIMEOUT_S)
-        self._rest()
+        self._signal(signal.SIGSTOP)
 
     def take_turn(self, turn: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
         """Have every rank take the same turn, and return the answers in order of rank.
@@ -93,7 +93,7 @@ class RankGroup:
                 process.stdin.write(line)
                 process.stdin.flush()
         answers = self._answers(timeout_s)
-        self._rest()
+        self._signal(signal.SIGSTOP)
         return answers
 
     def __enter__(self) -> RankGroup:
@@ -180,10 +180,6 @@ class RankGroup:
             host="localhost",
             traceback_text=errors,
         )
-
-    def _rest(self) -> None:
-        if self._is_stopped_when_idle:
-            self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._is_stopped_when_idle:

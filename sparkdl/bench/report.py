@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,15 +61,35 @@ Row = Mapping[str, Any]
 """A row: ``case``, ``contender``, ``repetitions``, ``median_s``, ``p90_s``, and the fields of the benchmark."""
 
 
-def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
-    """Write the report of a run.
+def show(
+    benchmark: str,
+    rows: Sequence[Row],
+    *,
+    table: str,
+    legend: str,
+    missing: Mapping[str, str],
+    path: Path | None,
+) -> None:
+    """Print the table of a run with its legend, and write the report if ``path`` is given.
 
     Args:
-        path: file to write; its folder must exist.
         benchmark: name of the benchmark.
         rows: one row per case and contender.
+        table: the rows as text.
+        legend: what the table means.
         missing: reasons why contenders could not run, by contender.
+        path: file to write; its folder must exist.
     """
+    print(table)
+    print(legend)
+    for contender, reason in missing.items():
+        print(f"{contender} is missing: {reason}")
+    if path is not None:
+        write_report(path, benchmark, rows, missing)
+
+
+def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
+    """Write the report of a run; for the arguments see :func:`show`."""
     report = {
         "benchmark": benchmark,
         "command": shlex.join(["sparkdl", *sys.argv[1:]]),
@@ -93,6 +114,18 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
 
 
-def ratios(contender: str, medians: Mapping[str, float]) -> dict[str, float]:
-    """Return the median of each other contender as a multiple of the median of ``contender``."""
-    return {other: median / medians[contender] for other, median in medians.items() if other != contender}
+def row_of(case: str, contender: str, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the part of a row that all benchmarks have, from the seconds of all contenders at the case.
+
+    ``ratio`` holds the median of each other contender as a multiple of the median of this row.
+    """
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    own = medians.pop(contender)
+    return {
+        "case": case,
+        "contender": contender,
+        "repetitions": len(times[contender]),
+        "median_s": own,
+        "p90_s": percentile(times[contender], 0.9),
+        "ratio": {name: median / own for name, median in medians.items()},
+    }

@@ -16,11 +16,12 @@ from math import isclose, prod
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.scaling_jobs import JOBS, POSITIONS
-from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.contest import announce
+from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
 from sparkdl.bench.options import check_output_arguments
 from sparkdl.bench.rank_group import Answer, RankGroup
-from sparkdl.bench.report import format_time, percentile, write_report
+from sparkdl.bench.report import format_time, percentile, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import CommunicatorError, ParamError
@@ -126,9 +127,9 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if the loss of a contender differs from the loss of one rank.
     """
     counts, modes = _check(arguments)
-    missing = missing_libraries(["torch", *(AGAINST[name][1] for name in _others(arguments))])
-    if "torch" in missing:
-        raise ParamError(f"sparkdl bench scaling: {missing['torch']}")
+    if needed := missing_contenders({"torch": "torch"}):
+        raise ParamError(f"sparkdl bench scaling: {needed['torch']}")
+    missing = missing_contenders(dict(AGAINST[name] for name in _others(arguments)))
     contenders = make_contenders(arguments, counts, missing)
     _say_what_limits(arguments, counts)
     rows = []
@@ -139,13 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
             measured = _measure(measure, cases, arguments)
             steps = _steps_to_accuracy(measure, cases, arguments)
         rows += make_rows(mode, measured, cases, arguments, steps)
-    print(format_rows(rows))
-    print(_LEGEND)
-    reasons = {AGAINST[name][0]: missing[AGAINST[name][1]] for name in AGAINST if AGAINST[name][1] in missing}
-    for contender, reason in reasons.items():
-        print(f"{contender} is missing: {reason}")
-    if arguments.json is not None:
-        write_report(arguments.json, "scaling", rows, reasons)
+    show("scaling", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
     if arguments.plot is not None:
         from sparkdl.bench.plot import plot_scaling
 
@@ -238,7 +233,7 @@ def make_contenders(
         for other in _others(arguments):
             name, library = AGAINST[other]
             is_possible = not arguments.master and not (arguments.megabits and other != "gloo")
-            if library not in missing and is_possible:
+            if name not in missing and is_possible:
                 contenders.append(
                     ScalingContender(name=name, ranks=ranks, library=library, way=name, readers=ranks)
                 )
@@ -323,10 +318,7 @@ def _measure(
     steps = dict.fromkeys(cases, 2)  # of the first turn, which only tells how many the others take
     for turn in range(arguments.rounds + 1):
         for contender, case in cases.items():
-            print(
-                f"measuring {contender.name} on {contender.ranks}, turn {turn} of {arguments.rounds} ...",
-                flush=True,
-            )
+            announce(f"measuring {contender.name} on {contender.ranks}, turn {turn} of {arguments.rounds}")
             answers = measure(contender, case, steps[contender])
             times = [max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)]
             if turn == 0:
@@ -362,7 +354,7 @@ def _steps_to_accuracy(
     for contender, case in cases.items():
         is_one = contender.name == "one rank" or contender.way == "DataParallel"
         if is_one and case["rows"] not in steps:
-            print(f"training on {contender.ranks} until {arguments.accuracy:g} ...", flush=True)
+            announce(f"training on {contender.ranks} until {arguments.accuracy:g}")
             answers = measure(contender, {**case, "accuracy": arguments.accuracy}, 1)
             steps[case["rows"]] = answers[0]["result"]["steps"]
     return steps

@@ -7,15 +7,14 @@ optimizer. Every time is the time of the slowest rank.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.step import MODELS
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_libraries, names_of
+from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
@@ -63,28 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
     check_common_arguments(arguments)
     if arguments.rows < 1:
         raise ParamError(f"--rows {arguments.rows} leaves nothing to train on; use 1 or more.")
-    missing = missing_libraries(list(CONTENDERS.values()))
-    if "torch" in missing:
-        raise ParamError(f"sparkdl bench step: {missing['torch']}")
+    missing = missing_contenders(CONTENDERS)
+    if "alone" in missing:
+        raise ParamError(f"sparkdl bench step: {missing['alone']}")
     cases = make_cases(arguments.models, arguments.rows)
     contest = Contest(
         benchmark="step",
         world_size=arguments.ranks,
-        libraries={name: library for name, library in CONTENDERS.items() if library not in missing},
+        libraries={name: library for name, library in CONTENDERS.items() if name not in missing},
         cases=cases,
         seconds=arguments.seconds,
         num_rounds=3,
         min_repetitions=3,
     )
-    measured = hold(contest, announce=lambda text: print(f"{text} ...", flush=True))
-    rows = make_rows(cases, measured, arguments.ranks)
-    print(format_rows(rows))
-    print(_LEGEND)
-    reasons = {name: missing[library] for name, library in CONTENDERS.items() if library in missing}
-    for contender, reason in reasons.items():
-        print(f"{contender} is missing: {reason}")
-    if arguments.json is not None:
-        write_report(arguments.json, "step", rows, reasons)
+    rows = make_rows(cases, hold(contest), arguments.ranks)
+    show("step", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
     if arguments.plot is not None:
         from sparkdl.bench.plot import plot_steps
 
@@ -109,32 +101,28 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Return one row per case and contender, including ``alone``.
 
-    ``communication_share`` is the share of the step that communication adds to the time of ``alone``. ``ratio`` holds
-    the median of each other contender as a multiple of the median of this row.
+    ``communication_share`` is the share of the step that communication adds to the time of ``alone``.
 
     Raises:
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     rows = []
     for case in cases:
-        medians = {name: statistics.median(measure.times) for name, measure in measured[case.name].items()}
+        times = {name: measure.times for name, measure in measured[case.name].items()}
+        alone_s = row_of(case.name, "alone", times)["median_s"]
         for contender, measure in measured[case.name].items():
             if contender != "alone":
                 _check_alike(case, contender, measure)
             result = measure.results[0][0]
+            common = row_of(case.name, contender, times)
             rows.append(
                 {
-                    "case": case.name,
-                    "contender": contender,
-                    "repetitions": len(measure.times),
-                    "median_s": medians[contender],
-                    "p90_s": percentile(measure.times, 0.9),
+                    **common,
                     "bytes": result["bytes"],
                     "tensors": result["tensors"],
                     "rows": case.settings["rows"],
                     "ranks": world_size,
-                    "communication_share": max(0.0, 1.0 - medians["alone"] / medians[contender]),
-                    "ratio": ratios(contender, medians),
+                    "communication_share": max(0.0, 1.0 - alone_s / common["median_s"]),
                 }
             )
     return rows

@@ -7,7 +7,6 @@ DataFrame with the same network in the same session, in turn; Spark discards the
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.bench.contest import announce, in_turn
 from sparkdl.bench.libraries import names_of
 from sparkdl.bench.options import check_output_arguments
-from sparkdl.bench.report import format_time, percentile, ratios, write_report
+from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError
@@ -95,15 +95,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
         try:
             for name in names:
-                print(f"measuring {name} ...", flush=True)
+                announce(f"measuring {name}")
                 with jobs_of("bench transform"), named_jobs(spark, name):
                     rows += measure_case(spark, name, arguments)
         finally:
             spark.stop()
-    print(format_rows(rows))
-    print(_LEGEND)
-    if arguments.json is not None:
-        write_report(arguments.json, "transform", rows, {})
+    show("transform", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
     return 0
 
 
@@ -125,8 +122,11 @@ def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) 
             for contender, transform in task.contenders().items()
         }
         check_alike(name, {contender: _total(frame) for contender, frame in scored.items()})
+        writers = {
+            contender: frame.write.format("noop").mode("overwrite") for contender, frame in scored.items()
+        }
         times = take_turns(
-            {contender: _action(frame) for contender, frame in scored.items()}, arguments.seconds
+            {contender: writer.save for contender, writer in writers.items()}, arguments.seconds
         )
     finally:
         frame.unpersist()
@@ -154,10 +154,6 @@ def _total(scored: DataFrame) -> float:
     return float(row[0])
 
 
-def _action(scored: DataFrame) -> Callable[[], None]:
-    return lambda: scored.write.format("noop").mode("overwrite").save()
-
-
 def check_alike(name: str, totals: Mapping[str, float]) -> None:
     """Check that all contenders have computed the same predictions.
 
@@ -172,51 +168,35 @@ def check_alike(name: str, totals: Mapping[str, float]) -> None:
 def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
     """Run the actions in turn, for about ``seconds`` each, and return the time of every run after a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in actions}
-    names = list(actions)
     for index in range(_MAX_ROUNDS + 1):
-        start = index % len(names)
-        for name in names[start:] + names[:start]:
+        for name in in_turn(list(actions), index):
             begin = time.perf_counter()
             actions[name]()
             if index:
                 times[name].append(time.perf_counter() - begin)
-        if index and sum(map(sum, times.values())) >= seconds * len(names):
+        if index and sum(map(sum, times.values())) >= seconds * len(actions):
             break
     return times
 
 
 def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return one row per contender; ``ratio`` holds the other medians as multiples of the median of the row."""
-    medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
-    return [
-        {
-            "case": name,
-            "contender": contender,
-            "repetitions": len(seconds),
-            "median_s": medians[contender],
-            "p90_s": percentile(seconds, 0.9),
-            "rows": num_rows,
-            "rows_per_s": num_rows / medians[contender],
-            "ratio": ratios(contender, medians),
-        }
-        for contender, seconds in times.items()
-    ]
+    """Return one row per contender."""
+    rows = [row_of(name, contender, times) for contender in times]
+    return [{**row, "rows": num_rows, "rows_per_s": num_rows / row["median_s"]} for row in rows]
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
     header = ("case", "contender", "median", "p90", "rows/s", "sparkdl is")
-    table = []
-    for row in rows:
-        ours = row["ratio"].get("sparkdl", 1.0)
-        table.append(
-            (
-                row["case"],
-                row["contender"],
-                format_time(row["median_s"]),
-                format_time(row["p90_s"]),
-                f"{row['rows_per_s']:,.0f}",
-                f"{ours:.2f}x",
-            )
+    table = [
+        (
+            row["case"],
+            row["contender"],
+            format_time(row["median_s"]),
+            format_time(row["p90_s"]),
+            f"{row['rows_per_s']:,.0f}",
+            f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
         )
+        for row in rows
+    ]
     return format_columns(header, table)

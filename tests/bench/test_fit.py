@@ -45,7 +45,7 @@ def test_run_measures_every_contender(tmp_path: Path) -> None:
 @pytest.mark.any_spark_will_do
 def test_a_fit_of_sparkdl_is_timed_phase_by_phase_and_has_learned(spark, tmp_path: Path) -> None:
     size = FitSize(num_rows=4096, epochs=1, batch_size=64)
-    fits, rows = fit.fit_in_turn(spark, size, ["sparkdl"], 1, tmp_path, lambda text: None)
+    fits, rows = fit.fit_in_turn(spark, size, ["sparkdl"], 1, tmp_path)
     (found,) = fits["sparkdl"]
     assert sum(found.phases.values()) == pytest.approx(found.seconds)
     assert all(seconds > 0 for seconds in found.phases.values())

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.sessions import Trial
+from sparkdl.collective import Communicator
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
-
-
-def _allocate(num_elements: int) -> FloatArray:
-    return np.empty(num_elements, dtype=np.float32)
-
-
-def _do_nothing() -> None:
-    pass
-
-
-def _unchanged(array: FloatArray) -> Any:
-    return array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +32,18 @@ class Contender:
 
     allreduce: Callable[[Any], object]
     allreduce_queued: Callable[[Sequence[Any]], object]
-    allocate: Callable[[int], FloatArray] = _allocate
-    after_timing: Callable[[], object] = _do_nothing
-    wrap: Callable[[FloatArray], Any] = _unchanged
+    allocate: Callable[[int], FloatArray] = lambda num_elements: np.empty(num_elements, np.float32)
+    after_timing: Callable[[], object] = lambda: None
+    wrap: Callable[[FloatArray], Any] = lambda array: array
     sums: bool = True
 
 
-class AllreduceTrial:
+class AllreduceTrial(Trial):
     """Allreduces of one size by one contender, on buffers that take turns."""
-
-    num_warm_ups = 1
 
     def __init__(
         self,
-        session: RankSession,
+        communicator: Communicator,
         contender: Contender,
         *,
         num_bytes: int,
@@ -63,7 +51,7 @@ class AllreduceTrial:
         num_buffers: int,
     ) -> None:
         elements = max(1, num_bytes // 4)
-        self._rank, self._world_size = session.rank, session.world_size
+        self._rank, self._world_size = communicator.rank, communicator.world_size
         self._contender = contender
         memory = contender.allocate(num_buffers * num_tensors * elements)
         self._arrays = [list(arrays) for arrays in memory.reshape(num_buffers, num_tensors, elements)]
@@ -109,74 +97,62 @@ class AllreduceTrial:
                         f"the allreduce gave {array[0]} and {array[-1]} instead of {expected}"
                     )
 
-    def result(self) -> dict[str, Any]:
-        """Return nothing; only the times count."""
-        return {}
 
-
-def allreduce_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> AllreduceTrial:
-    """Make the trial of a turn; ``contender`` is a key of :data:`CONTENDERS`."""
-    return AllreduceTrial(session, CONTENDERS[contender](session), **case)
-
-
-def _native(session: RankSession) -> Contender:
+def _native(communicator: Communicator) -> Contender:
     """The native core through its communicator."""
-    communicator = session.communicator
-
-    def queued(arrays: Sequence[Any]) -> None:
-        _wait_for([communicator.allreduce_async(array) for array in arrays])
-
-    return Contender(allreduce=communicator.allreduce, allreduce_queued=queued)
+    return Contender(
+        allreduce=communicator.allreduce,
+        allreduce_queued=lambda arrays: _wait_for([communicator.allreduce_async(array) for array in arrays]),
+    )
 
 
-def _arena(session: RankSession) -> Contender:
+def _arena(communicator: Communicator) -> Contender:
     """The native core, on buffers that lie in memory shared by the ranks."""
+    return dataclasses.replace(
+        _native(communicator),
+        allocate=lambda num_elements: communicator.allocate(4 * num_elements).view(np.float32),
+    )
 
-    def allocate(num_elements: int) -> FloatArray:
-        return session.communicator.allocate(4 * num_elements).view(np.float32)
 
-    return dataclasses.replace(_native(session), allocate=allocate)
-
-
-def _torch(_: RankSession) -> Contender:
+def _torch(_: Communicator) -> Contender:
     """torch.distributed, on its default process group."""
     import torch
     import torch.distributed as dist
 
-    def queued(tensors: Sequence[Any]) -> None:
-        _wait_for([dist.all_reduce(tensor, async_op=True) for tensor in tensors])
+    return Contender(
+        allreduce=dist.all_reduce,
+        allreduce_queued=lambda tensors: _wait_for(
+            [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        ),
+        wrap=torch.from_numpy,
+    )
 
-    return Contender(allreduce=dist.all_reduce, allreduce_queued=queued, wrap=torch.from_numpy)
 
-
-def _mpi(_: RankSession) -> Contender:
+def _mpi(_: Communicator) -> Contender:
     """The MPI library itself, through mpi4py."""
     from sparkdl.collective.mpi.library import load_mpi
 
     library = load_mpi()
     world = library.COMM_WORLD
 
-    def allreduce(array: FloatArray) -> None:
-        world.Allreduce(library.IN_PLACE, array)
-
-    def queued(arrays: Sequence[FloatArray]) -> None:
-        library.Request.Waitall([world.Iallreduce(library.IN_PLACE, array) for array in arrays])
-
     # MPICH moves data only inside its calls: a rank that has finished and waits for something else would leave the
     # others waiting for the rest of its data.
-    return Contender(allreduce=allreduce, allreduce_queued=queued, after_timing=world.Barrier)
+    return Contender(
+        allreduce=partial(world.Allreduce, library.IN_PLACE),
+        allreduce_queued=lambda arrays: library.Request.Waitall(
+            [world.Iallreduce(library.IN_PLACE, array) for array in arrays]
+        ),
+        after_timing=world.Barrier,
+    )
 
 
-def _horovod(_: RankSession) -> Contender:
+def _horovod(_: Communicator) -> Contender:
     """Horovod itself. Tensors keep their names, as Horovod caches the negotiation of the ranks by name."""
     from importlib import import_module
 
     import torch
 
     hvd = import_module("horovod.torch")
-
-    def allreduce(tensor: Any) -> None:
-        hvd.allreduce_(tensor, op=hvd.Sum, name=f"{tensor.numel()}")
 
     def queued(tensors: Sequence[Any]) -> None:
         handles = [
@@ -186,21 +162,22 @@ def _horovod(_: RankSession) -> Contender:
         for handle in handles:
             hvd.synchronize(handle)
 
-    return Contender(allreduce=allreduce, allreduce_queued=queued, wrap=torch.from_numpy)
+    return Contender(
+        allreduce=lambda tensor: hvd.allreduce_(tensor, op=hvd.Sum, name=f"{tensor.numel()}"),
+        allreduce_queued=queued,
+        wrap=torch.from_numpy,
+    )
 
 
-def _copy(_: RankSession) -> Contender:
+def _copy(_: Communicator) -> Contender:
     """The yardstick, not a contender: every rank copies a buffer of the same size, at the same time."""
-
-    def copy(pair: tuple[FloatArray, FloatArray]) -> None:
-        np.copyto(*pair)
 
     def copy_all(pairs: Sequence[tuple[FloatArray, FloatArray]]) -> None:
         for pair in pairs:
             np.copyto(*pair)
 
     return Contender(
-        allreduce=copy,
+        allreduce=lambda pair: np.copyto(*pair),
         allreduce_queued=copy_all,
         wrap=lambda array: (np.zeros_like(array), array),
         sums=False,
@@ -212,7 +189,7 @@ def _wait_for(operations: Iterable[Any]) -> None:
         operation.wait()
 
 
-CONTENDERS: dict[str, Callable[[RankSession], Contender]] = {
+CONTENDERS: dict[str, Callable[[Communicator], Contender]] = {
     "copy": _copy,
     "native": _native,
     "arena": _arena,

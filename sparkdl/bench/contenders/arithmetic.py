@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdl.bench.contenders.fit_task import WIDTH, make_model, make_optimizer
-
-if TYPE_CHECKING:
-    from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.sessions import Trial
 
 _NUM_BATCHES = 64
 
 
-class ArithmeticTrial:
+class ArithmeticTrial(Trial):
     """Training steps of one rank.
 
     Args:
         case: settings of the case: ``steps`` per operation, and ``batch_size``.
         seed: seed of the random rows.
     """
-
-    num_warm_ups = 1
 
     def __init__(self, case: Mapping[str, Any], seed: int) -> None:
         import torch
@@ -38,9 +34,6 @@ class ArithmeticTrial:
         shape = (_NUM_BATCHES, case["batch_size"], WIDTH + 1)
         self._batches = list(torch.rand(shape, generator=generator))
         self._loss = torch.zeros(())
-
-    def prepare(self, repetition: int, operations: int) -> None:
-        """Do nothing: the batches are never changed."""
 
     def run(self, operations: int) -> None:
         """Run the steps of this number of operations."""
@@ -57,13 +50,3 @@ class ArithmeticTrial:
     def check(self) -> None:
         """Raise an ``AssertionError`` if the loss is not finite."""
         assert math.isfinite(float(self._loss.detach())), "the weights are no longer numbers"
-
-    def result(self) -> dict[str, Any]:
-        """Return nothing; only the times count."""
-        return {}
-
-
-# The signature is that of all trials.
-def arithmetic_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> ArithmeticTrial:  # noqa: ARG001
-    """Make the trial of a turn."""
-    return ArithmeticTrial(case, session.rank)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from sparkdl.bench.contenders.sessions import Trial
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from sparkdl.bench.contenders.sessions import RankSession
 
 
 BATCH_SIZE = 256
@@ -232,7 +232,7 @@ _start_bytes: dict[str, int] = {}
 _verified: set[tuple[str, str]] = set()
 
 
-class FeedTrial:
+class FeedTrial(Trial):
     """Passes of one contender over the files of one case.
 
     Args:
@@ -259,9 +259,6 @@ class FeedTrial:
         self._num_rows = 0
         self._waited_s: list[float] = []
         self._sum: float | None = None
-
-    def prepare(self, repetition: int, operations: int) -> None:
-        """Do nothing: reading changes no file, and all contenders read from the file cache of the operating system."""
 
     def run(self, operations: int) -> None:
         """Run this number of passes; the first pass sums the values that it reads, and its time does not count."""
@@ -297,12 +294,6 @@ class FeedTrial:
             "peak_bytes": max(0, _memory("VmHWM") - self._start_bytes),
             "waited_s": self._waited_s[self.num_warm_ups :],
         }
-
-
-# The signature is that of all trials.
-def feed_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> FeedTrial:  # noqa: ARG001
-    """Make the trial of a turn."""
-    return FeedTrial(contender, case)
 
 
 def _import_readers() -> None:

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.fit_task import (
+    FEATURES,
     LABEL,
     WIDTH,
     FitSize,
     Fitted,
-    column_names,
     make_model,
     make_optimizer,
-    now,
     weights_of,
 )
 
@@ -58,25 +59,15 @@ def fit_with_sparkdl(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
         tracking="off",
         showProgress=False,
     )
-    started = now()
-    fitted = estimator.fit(frame.select(F.array(*column_names()).alias("features"), LABEL))
-    ended = now()
+    started = time.time()
+    fitted = estimator.fit(frame.select(F.array(*FEATURES).alias("features"), LABEL))
+    ended = time.time()
     return Fitted(
         started=started,
         ended=ended,
         weights=weights_of(fitted.module),
         **json.loads(stamps.read_text()),
     )
-
-
-def fit_with_distributor(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
-    """Fit with pyspark's ``TorchDistributor``, whose ranks run in a barrier stage, like those of sparkdl."""
-    return _distribute(size, frame, folder, local_mode=False)
-
-
-def fit_with_local_distributor(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
-    """Fit with pyspark's ``TorchDistributor`` and ``local_mode=True``: ranks run beside the driver, without Spark."""
-    return _distribute(size, frame, folder, local_mode=True)
 
 
 def fit_with_horovod(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
@@ -110,9 +101,9 @@ def fit_with_horovod(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
         epochs=size.epochs,
         verbose=0,
     )
-    started = now()
-    fitted = estimator.fit(frame.select(F.array(*column_names()).alias("features"), LABEL))
-    ended = now()
+    started = time.time()
+    fitted = estimator.fit(frame.select(F.array(*FEATURES).alias("features"), LABEL))
+    ended = time.time()
     written = newest_parquet(folder)
     return Fitted(
         started=started,
@@ -124,27 +115,28 @@ def fit_with_horovod(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
     )
 
 
-CONTENDERS: dict[str, Callable[[FitSize, Any, Path], Fitted]] = {
-    "sparkdl": fit_with_sparkdl,
-    "distributor": fit_with_distributor,
-    "distributor-local": fit_with_local_distributor,
-    "horovod": fit_with_horovod,
-}
-
-
-def _distribute(size: FitSize, frame: DataFrame, folder: Path, *, local_mode: bool) -> Fitted:
+def fit_with_distributor(size: FitSize, frame: DataFrame, folder: Path, *, local_mode: bool) -> Fitted:
+    """Fit with pyspark's ``TorchDistributor``: ranks run in a barrier stage or, in local mode, beside the driver."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     url = (folder / "rows").as_uri()
-    started = now()
+    started = time.time()
     # Row groups of equal size, as Petastorm has to give every rank the same number of rows.
     rows_of_group = -(-size.num_rows // (size.num_ranks * _GROUPS_OF_PARTITION))
     writer = frame.write.option("compression", "uncompressed").option("parquet.enable.dictionary", "false")
     writer.option("parquet.block.row.count.limit", rows_of_group).parquet(url)
-    written = now()
+    written = time.time()
     distributor = TorchDistributor(num_processes=size.num_ranks, local_mode=local_mode, use_gpu=False)
     results: Any = distributor.run(_train_on_petastorm, asdict(size), url)
-    return Fitted(started=started, written=written, ended=now(), **results)
+    return Fitted(started=started, written=written, ended=time.time(), **results)
+
+
+CONTENDERS: dict[str, Callable[[FitSize, Any, Path], Fitted]] = {
+    "sparkdl": fit_with_sparkdl,
+    "distributor": partial(fit_with_distributor, local_mode=False),
+    "distributor-local": partial(fit_with_distributor, local_mode=True),
+    "horovod": fit_with_horovod,
+}
 
 
 def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:
@@ -162,7 +154,7 @@ def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
 
-    size, names = FitSize(**settings), column_names()
+    size = FitSize(**settings)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(make_model(), gradient_as_bucket_view=True)
@@ -176,12 +168,12 @@ def _train_on_petastorm(settings: dict[str, Any], url: str) -> dict[str, Any]:
     )
     steps = size.epochs * size.num_rows // (size.num_ranks * size.batch_size)
     with BatchedDataLoader(reader, batch_size=size.batch_size) as loader:
-        training = now()
+        training = time.time()
         for batch in islice(loader, steps):
             optimizer.zero_grad()
-            features = torch.stack([batch[name] for name in names], dim=1)
+            features = torch.stack([batch[name] for name in FEATURES], dim=1)
             torch.nn.functional.mse_loss(model(features).squeeze(1), batch[LABEL]).backward()
             optimizer.step()
-        trained = now()
+        trained = time.time()
     dist.destroy_process_group()
     return {"training": training, "trained": trained, "weights": weights_of(model.module)}

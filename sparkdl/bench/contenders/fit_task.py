@@ -5,7 +5,6 @@ The frame is made on the *driver*; the model and the optimizer are made in every
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WIDTH = 28
+FEATURES = [f"f{index}" for index in range(WIDTH)]
 LABEL = "label"
 PHASES = ("writing", "launching", "training", "returning")
 _HIDDEN = 256
@@ -89,21 +89,15 @@ class Fitted:
         return {name: after - before for name, before, after in zip(PHASES, times, times[1:], strict=False)}
 
 
-def column_names() -> list[str]:
-    """Return the names of the feature columns."""
-    return [f"f{index}" for index in range(WIDTH)]
-
-
 def make_frame(spark: SparkSession, size: FitSize) -> DataFrame:
     """Return a cached frame of random features, with a label that a model can learn from some of them."""
     from pyspark.sql import functions as F
 
-    names = column_names()
     rows = spark.range(0, size.num_rows, 1, size.num_ranks).select(
-        *[F.rand(seed=index).cast("float").alias(name) for index, name in enumerate(names)]
+        *[F.rand(seed=index).cast("float").alias(name) for index, name in enumerate(FEATURES)]
     )
     label = F.sin(F.lit(3.0) * (F.col("f0") + F.col("f1"))) + F.col("f2") * F.col("f3")
-    frame = rows.select(*names, (label + _NOISE * F.randn(seed=WIDTH)).cast("float").alias(LABEL)).cache()
+    frame = rows.select(*FEATURES, (label + _NOISE * F.randn(seed=WIDTH)).cast("float").alias(LABEL)).cache()
     with jobs_of("bench fit"), named_jobs(spark, "caching rows"):
         frame.count()
     return frame
@@ -151,8 +145,3 @@ def loss_of(weights: Weights, rows: npt.NDArray[np.float32]) -> float:
     with torch.no_grad():
         outputs = model(torch.from_numpy(rows[:, :WIDTH])).squeeze(1)
     return float(torch.nn.functional.mse_loss(outputs, torch.from_numpy(rows[:, WIDTH])))
-
-
-def now() -> float:
-    """Return the time on the clock that the processes of a fit have in common, in seconds since 1970."""
-    return time.time()

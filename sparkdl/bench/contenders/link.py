@@ -8,14 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 from sparkdl.bench.contenders.parallel import DecoderSize, make_decoder
-from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.sessions import Trial
+from sparkdl.collective import Communicator
 from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, settings_of
 
 MODELS = {"25M": DecoderSize(width=512, num_layers=6, num_heads=8, vocabulary=6144)}
 """Models by their number of parameters."""
 
 
-class LinkTrial:
+class LinkTrial(Trial):
     """Rounds of training steps of one contender: forward, backward and AdamW, each rank on rows of its own.
 
     A round ends after a number of steps, which of a contender with local steps is the number between two
@@ -25,7 +26,7 @@ class LinkTrial:
 
     num_warm_ups = 0
 
-    def __init__(self, session: RankSession, case: Mapping[str, Any]) -> None:
+    def __init__(self, communicator: Communicator, case: Mapping[str, Any]) -> None:
         import torch
 
         from sparkdl.torch import DataParallel, LocalUpdates
@@ -37,20 +38,17 @@ class LinkTrial:
         self._local: LocalUpdates | None = None
         if case["way"] == "local":
             settings = settings_of(case["settings"], SYNCHRONIZATIONS)
-            self._local = LocalUpdates(self._module, settings, session.communicator)
+            self._local = LocalUpdates(self._module, settings, communicator)
         elif case["way"] == "gradients":
             settings = settings_of(case["settings"], COMPRESSIONS) if case["settings"] else None
-            self._called = DataParallel(self._module, session.communicator, compression=settings)
+            self._called = DataParallel(self._module, communicator, compression=settings)
         self._optimizer = torch.optim.AdamW(self._module.parameters(), lr=1e-4, fused=True)
-        self._generator = torch.Generator().manual_seed(session.rank)
+        self._generator = torch.Generator().manual_seed(communicator.rank)
         self._shape = (case["rows"], case["positions"] + 1)
         self._vocabulary = MODELS[case["model"]].vocabulary
         self._steps_per_round: int = case["steps"]
         self._round_s: list[float] = []
         self._loss = 0.0
-
-    def prepare(self, repetition: int, operations: int) -> None:
-        """Do nothing: steps draw their batches, which takes microseconds."""
 
     def run(self, operations: int) -> None:
         """Run this number of rounds, after one that does not count, and wait until all is sent."""
@@ -72,9 +70,6 @@ class LinkTrial:
         if self._local is not None:
             self._local.synchronize()
 
-    def check(self) -> None:
-        """Do nothing: :meth:`result` returns the checksum of this rank, which is compared later."""
-
     def result(self) -> dict[str, Any]:
         """Return the seconds per step of each round, and the sum of the parameters, which is the same on all ranks."""
         parameters = list(self._module.parameters())
@@ -83,9 +78,3 @@ class LinkTrial:
             "checksum": sum(float(parameter.detach().double().sum()) for parameter in parameters),
             "bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         }
-
-
-def link_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> LinkTrial:
-    """Make the trial of a turn; the case says what the contender does."""
-    del contender
-    return LinkTrial(session, case)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.sessions import Trial
+from sparkdl.collective import Communicator
 
 if TYPE_CHECKING:
     import torch
@@ -39,15 +40,13 @@ ALONE = {"one rank": 1, "two threads": 2}
 """Contenders that run the whole step in one process while the other ranks sleep, and their numbers of threads."""
 
 
-class ParallelTrial:
+class ParallelTrial(Trial):
     """Training steps of one contender: forward, backward and AdamW, with the same batch on all ranks."""
 
-    num_warm_ups = 1
-
-    def __init__(self, session: RankSession, contender: str, case: Mapping[str, Any]) -> None:
+    def __init__(self, communicator: Communicator, contender: str, case: Mapping[str, Any]) -> None:
         import torch
 
-        self._is_idle = contender in ALONE and session.rank != 0
+        self._is_idle = contender in ALONE and communicator.rank != 0
         torch.set_num_threads(ALONE.get(contender, 1))
         size = MODELS[case["model"]]
         shape = (case["rows"], case["positions"] + 1)
@@ -56,12 +55,11 @@ class ParallelTrial:
         self._tokens, self._labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         torch.manual_seed(0)  # all contenders begin with the same weights
         kind = contender.partition(" on ")[0]
-        self._step = _alone(size) if contender in ALONE else _divided(size, kind, session.world_size)
-        self._optimizer = torch.optim.AdamW(self._step.parameters(), lr=1e-4, fused=True)
+        self._step = (
+            _Step(make_decoder(size)) if contender in ALONE else _divided(size, kind, communicator.world_size)
+        )
+        self._optimizer = torch.optim.AdamW(self._step.module.parameters(), lr=1e-4, fused=True)
         self._loss, self._saved_bytes = self._first_loss()
-
-    def prepare(self, repetition: int, operations: int) -> None:
-        """Do nothing: the time of a step does not depend on the tokens, so the batch stays the same."""
 
     def run(self, operations: int) -> None:
         """Run this number of steps."""
@@ -71,9 +69,6 @@ class ParallelTrial:
             self._optimizer.zero_grad()
             self._step.backward(self._tokens, self._labels)
             self._optimizer.step()
-
-    def check(self) -> None:
-        """Do nothing: :meth:`result` returns the loss, which is compared later."""
 
     def result(self) -> dict[str, Any]:
         """Return the loss with the initial weights, and the bytes of training state and of activations on this rank."""
@@ -85,7 +80,7 @@ class ParallelTrial:
 
         if self._is_idle:
             return float("nan"), 0
-        storages = {part.untyped_storage().data_ptr() for part in map(_local, self._step.parameters())}
+        storages = {part.untyped_storage().data_ptr() for part in map(_local, self._step.module.parameters())}
         saved: dict[int, int] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,7 +96,8 @@ class ParallelTrial:
     def _state_bytes(self) -> int:
         import torch
 
-        tensors = [tensor for parameter in self._step.parameters() for tensor in (parameter, parameter.grad)]
+        parameters = self._step.module.parameters()
+        tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad)]
         for state in self._optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor) and value.ndim]
         return sum(_local(tensor).nbytes for tensor in tensors if tensor is not None)
@@ -117,9 +113,6 @@ class _Step:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return list(self.module.parameters())
 
     def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
         """Add the gradients of a batch to the present gradients, and return the mean loss."""
@@ -143,10 +136,6 @@ def make_decoder(size: DecoderSize) -> torch.nn.Module:
             is_tied=False,  # with a shared weight, a pipeline would send more
         )
     )
-
-
-def _alone(size: DecoderSize) -> _Step:
-    return _Step(make_decoder(size))
 
 
 def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
@@ -224,8 +213,3 @@ class _PipelineStep(_Step):
 def takes(contender: str, rows: int) -> bool:
     """Return whether a contender can train on a batch of this many rows; a pipeline divides it into microbatches."""
     return not contender.startswith("PP") or rows % _MICROBATCHES == 0
-
-
-def parallel_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> ParallelTrial:
-    """Make the trial of a turn."""
-    return ParallelTrial(session, contender, case)

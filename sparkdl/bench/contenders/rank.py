@@ -17,42 +17,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from sparkdl.bench.contenders.allreduce import allreduce_trial
-from sparkdl.bench.contenders.arithmetic import arithmetic_trial
-from sparkdl.bench.contenders.feed import feed_trial
-from sparkdl.bench.contenders.link import link_trial
-from sparkdl.bench.contenders.parallel import parallel_trial
-from sparkdl.bench.contenders.scaling import scaling_trial
-from sparkdl.bench.contenders.sessions import RankSession, open_session
-from sparkdl.bench.contenders.step import step_trial
-from sparkdl.collective import Address, RendezvousClient
-
-
-class Trial(Protocol):
-    """One contender at one case, on one rank. A trial is made for one turn.
-
-    Attributes:
-        num_warm_ups: number of repetitions at the beginning of every turn that do not count.
-    """
-
-    num_warm_ups: int
-
-    def prepare(self, repetition: int, operations: int) -> None:
-        """Rewrite the data that the next operations read; not timed."""
-
-    def run(self, operations: int) -> None:
-        """Run the operations that are timed."""
-
-    def check(self) -> None:
-        """Raise an ``AssertionError`` if the operations gave a wrong result; not timed."""
-
-    def result(self) -> dict[str, Any]:
-        """Return further results of the turn, as JSON can hold them."""
+from sparkdl.bench.contenders.allreduce import CONTENDERS, AllreduceTrial
+from sparkdl.bench.contenders.arithmetic import ArithmeticTrial
+from sparkdl.bench.contenders.feed import FeedTrial
+from sparkdl.bench.contenders.link import LinkTrial
+from sparkdl.bench.contenders.parallel import ParallelTrial
+from sparkdl.bench.contenders.scaling import AccuracyTrial, ScalingTrial
+from sparkdl.bench.contenders.sessions import Trial, open_session
+from sparkdl.bench.contenders.step import WRAPPERS, StepTrial
+from sparkdl.collective import Address, Communicator, RendezvousClient
 
 
-def take_turn(session: RankSession, trial: Trial, repetitions: int, operations: int) -> list[float]:
+def take_turn(communicator: Communicator, trial: Trial, repetitions: int, operations: int) -> list[float]:
     """Return the average seconds per operation on this rank, for each repetition.
 
     Raises:
@@ -61,7 +39,7 @@ def take_turn(session: RankSession, trial: Trial, repetitions: int, operations: 
     times = []
     for repetition in range(-trial.num_warm_ups, repetitions):
         trial.prepare(repetition + trial.num_warm_ups, operations)
-        session.communicator.barrier()
+        communicator.barrier()
         start = time.perf_counter()
         trial.run(operations)
         duration_s = time.perf_counter() - start
@@ -74,15 +52,18 @@ def take_turn(session: RankSession, trial: Trial, repetitions: int, operations: 
 _CONNECT_TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1
 
-TRIALS: dict[str, Callable[[RankSession, str, dict[str, Any]], Trial]] = {
-    "allreduce": allreduce_trial,
-    "feed": feed_trial,
-    "fit": arithmetic_trial,
-    "link": link_trial,
-    "parallel": parallel_trial,
-    "scaling": scaling_trial,
-    "step": step_trial,
+TRIALS: dict[str, Callable[[Communicator, str, dict[str, Any]], Trial]] = {
+    "allreduce": lambda world, contender, case: AllreduceTrial(world, CONTENDERS[contender](world), **case),
+    "feed": lambda _, contender, case: FeedTrial(contender, case),
+    "fit": lambda world, _, case: ArithmeticTrial(case, world.rank),
+    "link": lambda world, _, case: LinkTrial(world, case),
+    "parallel": ParallelTrial,
+    "scaling": lambda world, _, case: (
+        AccuracyTrial(world, case) if case.get("accuracy") else ScalingTrial(world, case)
+    ),
+    "step": lambda world, contender, case: StepTrial(world, WRAPPERS[contender], case),
 }
+"""Functions that make the trial of a turn, from the ranks' communicator, the contender and the case."""
 
 
 def main() -> None:
@@ -99,13 +80,13 @@ def main() -> None:
         RendezvousClient.connect(address, secret, _CONNECT_TIMEOUT_S) as rendezvous,
         open_session(
             task["library"], rendezvous, secret, task["rank"], task["world_size"], wire=task["wire"]
-        ) as session,
+        ) as communicator,
     ):
         _say(answers, {})
         for line in sys.stdin:
             turn = json.loads(line)
-            trial = TRIALS[turn["benchmark"]](session, turn["contender"], turn["case"])
-            times = take_turn(session, trial, turn["repetitions"], turn["operations"])
+            trial = TRIALS[turn["benchmark"]](communicator, turn["contender"], turn["case"])
+            times = take_turn(communicator, trial, turn["repetitions"], turn["operations"])
             result = trial.result()
             # Frees gigabytes of a model and its reference cycles. Before the answer, as the next contender has its turn
             # after it, and collecting takes a core for a tenth of a second.

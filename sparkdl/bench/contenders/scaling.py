@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.scaling_jobs import JOBS, Batch
-from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.bench.contenders.step import WRAPPERS, Trainee
+from sparkdl.collective import Communicator
 from sparkdl.monitor import monitor_communication
 
 if TYPE_CHECKING:
@@ -25,20 +26,20 @@ _MOST_STEPS = 4000
 """Steps after which a training that has not reached its accuracy is given up."""
 
 
-class ScalingTrial:
+class ScalingTrial(Trial):
     """Training steps of one contender; all ranks together train on the same rows, whoever trains them."""
 
     # The first backward pass of DistributedDataParallel finds the order of the gradients, the second one uses it.
     num_warm_ups = 2
 
-    def __init__(self, session: RankSession, case: Mapping[str, Any]) -> None:
+    def __init__(self, communicator: Communicator, case: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_num_threads(case["threads"])
         self._case, self._job = case, JOBS[case["model"]]
         torch.manual_seed(0)  # all contenders begin with the same weights
         _forget_peak_memory()
-        self._way = _ways(session, case)
+        self._way = _ways(communicator, case)
         self._batches: list[Batch] = []
         self._loss = self._first_loss()
         self._cpu_s = self._wall_s = self._exposed_s = 0.0
@@ -78,9 +79,6 @@ class ScalingTrial:
         figures = monitor_communication()
         self._exposed_s += figures.exposed_s
         self._communicates |= figures.count > 0
-
-    def check(self) -> None:
-        """Do nothing: :meth:`result` returns the first loss, which is compared later."""
 
     def result(self) -> dict[str, Any]:
         """Return the first loss on this rank's rows, and what the rank used.
@@ -128,18 +126,18 @@ class AccuracyTrial(ScalingTrial):
 class _DataWay:
     """Every rank has the whole model and its share of the rows; a wrapper averages gradients."""
 
-    def __init__(self, session: RankSession, case: Mapping[str, Any]) -> None:
+    def __init__(self, communicator: Communicator, case: Mapping[str, Any]) -> None:
         from torch.nn.functional import cross_entropy
 
         job = JOBS[case["model"]]
         self.module = job.make_model()
         self._optimizer = job.make_optimizer(list(self.module.parameters()))
         wrap = _average_by_mpi if case["way"] == "DDP on mpi" else WRAPPERS[case["way"]]
-        trainee = wrap(Trainee(model=self.module, optimizer=self._optimizer), session)
+        trainee = wrap(Trainee(model=self.module, optimizer=self._optimizer), communicator)
         self._model, self._optimizer = trainee.model, trainee.optimizer
         self._keeps_gradients = trainee.keeps_gradients
         self._cross_entropy = cross_entropy
-        self._rank, self._ranks = session.rank, session.world_size
+        self._rank, self._ranks = communicator.rank, communicator.world_size
 
     def own_rows(self, rows: int) -> slice:
         share = rows // self._ranks
@@ -221,15 +219,15 @@ def _microbatches(rows: int, stages: int) -> int:
     return max(number for number in range(1, 4 * stages + 1) if rows % number == 0)
 
 
-def _ways(session: RankSession, case: Mapping[str, Any]) -> _DataWay | _DividedWay:
+def _ways(communicator: Communicator, case: Mapping[str, Any]) -> _DataWay | _DividedWay:
     if case["sizes"] is None:
-        return _DataWay(session, case)
+        return _DataWay(communicator, case)
     from sparkdl.parallel import Parallelism
 
     return _DividedWay(Parallelism(**case["sizes"]), case)
 
 
-def _average_by_mpi(trainee: Trainee, session: RankSession) -> Trainee:
+def _average_by_mpi(trainee: Trainee, communicator: Communicator) -> Trainee:
     """Wrap the model in torch's ``DistributedDataParallel``, whose buckets MPI sums."""
     import torch
     from mpi4py import MPI
@@ -240,7 +238,7 @@ def _average_by_mpi(trainee: Trainee, session: RankSession) -> Trainee:
         buffer = bucket.buffer()
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer.numpy())
         summed: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        summed.set_result(buffer.div_(session.world_size))
+        summed.set_result(buffer.div_(communicator.world_size))
         return summed
 
     sum_bucket.__annotations__.clear()  # torch compares them with classes, and these are texts
@@ -259,10 +257,3 @@ def _peak_memory() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def scaling_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> ScalingTrial:
-    """Make the trial of a turn; the case says what the contender does."""
-    del contender
-    kind = AccuracyTrial if case.get("accuracy") else ScalingTrial
-    return kind(session, case)

@@ -52,15 +52,12 @@ def turns_on_spark(master: str, stack: ExitStack) -> Measure:
 def take_turn_on_rank(context: RankContext, contender: str, case: dict[str, Any], steps: int) -> Answer:
     """Take a turn on a rank that Spark has started."""
     import sparkdl.torch
-    from sparkdl.bench.contenders.rank import take_turn
-    from sparkdl.bench.contenders.scaling import scaling_trial
-    from sparkdl.bench.contenders.sessions import RankSession
+    from sparkdl.bench.contenders.rank import TRIALS, take_turn
 
-    session = RankSession(communicator=context.communicator)
-    sparkdl.torch.init_process_group(session.communicator)
+    sparkdl.torch.init_process_group(context.communicator)
     try:
-        trial = scaling_trial(session, contender, case)
-        times = take_turn(session, trial, steps, 1)
+        trial = TRIALS["scaling"](context.communicator, contender, case)
+        times = take_turn(context.communicator, trial, steps, 1)
         return {"times": times, "result": trial.result()}
     finally:
         sparkdl.torch.destroy_process_group()

@@ -1,13 +1,13 @@
-"""Opens a library on one rank for the duration of the benchmark."""
+"""The base class of trials, and the library of one rank, which is open for the duration of the benchmark."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from sparkdl.collective import (
     Communicator,
@@ -19,26 +19,28 @@ from sparkdl.collective import (
 _TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankSession:
-    """One rank of a library.
+class Trial:
+    """One contender at one case, on one rank. A trial is made for one turn.
 
     Attributes:
-        communicator: communicator of sparkdl, which the ranks of every library have. Its barrier lets all ranks begin
-            at the same time; otherwise it sleeps.
+        num_warm_ups: number of repetitions at the beginning of every turn that do not count.
     """
 
-    communicator: Communicator
+    num_warm_ups = 1
 
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-        return self.communicator.rank
+    def prepare(self, repetition: int, operations: int) -> None:
+        """Rewrite the data that the next operations read; not timed."""
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that measure together."""
-        return self.communicator.world_size
+    def run(self, operations: int) -> None:
+        """Run the operations that are timed."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise an ``AssertionError`` if the operations gave a wrong result; not timed."""
+
+    def result(self) -> dict[str, Any]:
+        """Return further results of the turn, as JSON can hold them."""
+        return {}
 
 
 @contextmanager
@@ -50,8 +52,21 @@ def open_session(
     world_size: int,
     *,
     wire: str = "float32",
-) -> Iterator[RankSession]:
-    """Open a library; called on all ranks. ``library`` is a key of :data:`sparkdl.bench.libraries.LIBRARIES`."""
+) -> Iterator[Communicator]:
+    """Open a library; called on all ranks.
+
+    Args:
+        library: a key of :data:`sparkdl.bench.libraries.LIBRARIES`.
+        rendezvous: client of the ranks' coordinator.
+        secret: secret that authenticates the ranks to each other.
+        rank: number of this rank.
+        world_size: number of ranks that measure together.
+        wire: data type in which sums of float32 are sent between hosts.
+
+    Yields:
+        A communicator of sparkdl, which the ranks of every library have. Its barrier lets all ranks begin at the same
+        time; otherwise it sleeps.
+    """
     with open_communicator(
         rendezvous=rendezvous,
         rank=rank,
@@ -61,7 +76,7 @@ def open_session(
         wire=wire,
     ) as communicator:
         close = _OPENERS[library](communicator, rendezvous)
-        yield RankSession(communicator=communicator)
+        yield communicator
         close()
 
 

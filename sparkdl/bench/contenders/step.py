@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.sessions import RankSession
+from sparkdl.bench.contenders.sessions import Trial
+from sparkdl.collective import Communicator
 
 if TYPE_CHECKING:
     import torch
@@ -47,17 +48,17 @@ class Trainee:
     keeps_gradients: bool = False
 
 
-Wrap = Callable[[Trainee, RankSession], Trainee]
+Wrap = Callable[[Trainee, Communicator], Trainee]
 
 
-class StepTrial:
+class StepTrial(Trial):
     """Training steps of one model by one contender; forward, backward, allreduce and optimizer."""
 
     # The first backward pass of DistributedDataParallel finds the order of the gradients; the second one makes the
     # buckets by that order.
     num_warm_ups = 2
 
-    def __init__(self, session: RankSession, wrap: Wrap, case: Mapping[str, Any]) -> None:
+    def __init__(self, communicator: Communicator, wrap: Wrap, case: Mapping[str, Any]) -> None:
         import torch
 
         self._shape = (case["rows"], _SEQUENCE, MODELS[case["model"]].width)
@@ -66,8 +67,8 @@ class StepTrial:
         model = make_model(MODELS[case["model"]])
         optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=0.9)
         self._parameters = list(model.parameters())
-        self._trainee = wrap(Trainee(model=model, optimizer=optimizer), session)
-        self._generator = torch.Generator().manual_seed(session.rank)
+        self._trainee = wrap(Trainee(model=model, optimizer=optimizer), communicator)
+        self._generator = torch.Generator().manual_seed(communicator.rank)
         self._batches: list[torch.Tensor] = []
 
     def prepare(self, repetition: int, operations: int) -> None:  # noqa: ARG002  # the signature of all trials
@@ -88,9 +89,6 @@ class StepTrial:
             output = model(batch)
             (output - batch).square().mean().backward()
             optimizer.step()
-
-    def check(self) -> None:
-        """Do nothing: :meth:`result` returns the checksum of this rank, which is compared later."""
 
     def result(self) -> dict[str, Any]:
         """Return the sum of the parameters, their bytes and their number.
@@ -114,28 +112,18 @@ def make_model(size: EncoderSize) -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, size.num_layers, enable_nested_tensor=False)
 
 
-def step_trial(session: RankSession, contender: str, case: Mapping[str, Any]) -> StepTrial:
-    """Make the trial of a turn; ``contender`` is a key of :data:`WRAPPERS`."""
-    return StepTrial(session, WRAPPERS[contender], case)
+# All wrappers have the same signature; most do not use the communicator.
 
 
-# All wrappers have the same signature; most do not use the session.
-
-
-def _alone(trainee: Trainee, _: RankSession) -> Trainee:
-    """Return the trainee as it is: the reference, in which every rank trains a model of its own, at the same time."""
-    return trainee
-
-
-def _gradient_arena(trainee: Trainee, session: RankSession) -> Trainee:
+def _gradient_arena(trainee: Trainee, communicator: Communicator) -> Trainee:
     """Wrap the model in ``DataParallel`` of sparkdl, with gradients in memory that the ranks share."""
     from sparkdl.torch import DataParallel
 
-    model = DataParallel(trainee.model, session.communicator)
+    model = DataParallel(trainee.model, communicator)
     return Trainee(model=model, optimizer=trainee.optimizer, keeps_gradients=True)
 
 
-def _distributed_data_parallel(trainee: Trainee, _: RankSession) -> Trainee:
+def _distributed_data_parallel(trainee: Trainee, _: Communicator) -> Trainee:
     """Wrap the model in torch's ``DistributedDataParallel``, on the initialized backend of torch.distributed."""
     import torch
 
@@ -146,7 +134,7 @@ def _distributed_data_parallel(trainee: Trainee, _: RankSession) -> Trainee:
 def _horovod_optimizer(module: str) -> Wrap:
     """Return a function that wraps the optimizer in ``DistributedOptimizer`` of Horovod or of its drop-in."""
 
-    def wrap(trainee: Trainee, _: RankSession) -> Trainee:
+    def wrap(trainee: Trainee, _: Communicator) -> Trainee:
         hvd: Any = import_module(module)
         hvd.broadcast_parameters(trainee.model.state_dict(), root_rank=0)
         named = trainee.model.named_parameters()
@@ -159,7 +147,8 @@ def _horovod_optimizer(module: str) -> Wrap:
 
 
 WRAPPERS: dict[str, Wrap] = {
-    "alone": _alone,
+    # The reference: every rank trains a model of its own, at the same time.
+    "alone": lambda trainee, _: trainee,
     "DataParallel": _gradient_arena,
     "DDP on sparkdl": _distributed_data_parallel,
     "DDP on gloo": _distributed_data_parallel,

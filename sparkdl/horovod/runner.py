@@ -14,7 +14,7 @@ from typing import IO, Any
 from sparkdl.errors import ParamError
 from sparkdl.runner.horovod_runner import run_for_horovod
 
-_THIS_MACHINE = ("localhost", "127.0.0.1")
+_THIS_MACHINE = {"localhost", "127.0.0.1"}
 
 
 def run(
@@ -83,10 +83,11 @@ def run(
         SerializationError: if the function or its arguments cannot be pickled; the message names them.
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is its exception.
     """
+    names = [host.partition(":")[0] for host in hosts.split(",")] if hosts is not None else []
     refuse(
         "horovod.run",
         {
-            "hosts": None if _is_this_machine(hosts) else hosts,
+            "hosts": hosts if set(names) - _THIS_MACHINE else None,
             "hostfile": hostfile,
             "ssh_port": ssh_port,
             "ssh_identity_file": ssh_identity_file,
@@ -186,7 +187,3 @@ def printer(
             print(f"{time_}[{rank}]<stderr>:{line}", file=stderr or sys.stderr, flush=True)
 
     return print_line
-
-
-def _is_this_machine(hosts: str | None) -> bool:
-    return hosts is None or all(host.partition(":")[0] in _THIS_MACHINE for host in hosts.split(","))

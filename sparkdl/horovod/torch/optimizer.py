@@ -252,14 +252,11 @@ class AdasumStep(HookedStep):
         self._count_passes(names, backward_passes_per_step)
         self._hook_gradients()
 
-    def _take(self, parameter: torch.nn.Parameter) -> None:
-        self._start(parameter)
-
     def _forget(self) -> None:
         self._under_way.clear()
 
     @torch.no_grad()
-    def _start(self, parameter: torch.nn.Parameter) -> None:
+    def _take(self, parameter: torch.nn.Parameter) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         before = parameter.detach().clone()
@@ -303,7 +300,7 @@ class AdasumStep(HookedStep):
         self._take_up_new()
         for parameter in self._passes_left:
             if parameter not in self._under_way and not is_idle(parameter):
-                self._start(parameter)
+                self._take(parameter)
         for parameter, (handle, before, context) in self._under_way.items():
             change = self._compression.decompress(synchronize(handle), context)
             parameter.copy_(before + change)

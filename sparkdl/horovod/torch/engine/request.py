@@ -192,71 +192,53 @@ def refuse_join(kind: Kind, joined: list[int]) -> str | None:
 
 
 def _describe(one: Description, another: Description) -> str:
+    """The first difference between two requests, in Horovod's words."""
     kind = one.kind.value
+    if one.name == another.name:
+        for mine, other in zip(one.dtypes, another.dtypes, strict=False):
+            if mine != other:
+                return f"Mismatched data types: One rank had type {mine}, but another rank had type {other}."
+    if one.kind != another.kind:
+        return _DID.format(kind, another.kind.value)
     if one.name != another.name:
-        return _operations(one, another)
-    for say in (_dtypes, _kinds, _abouts, _counts, _shapes, _scales, _ops, _roots):
-        sentence = say(one, another)
-        if sentence is not None:
-            return sentence
+        return _DID.format(one.operation.upper(), another.operation.upper())
+    if one.about != another.about:
+        return f"Mismatched calls: One rank asked to {one.about}, but another rank asked to {another.about}."
+    if len(one.shapes) != len(another.shapes):
+        return (
+            f"Mismatched {kind} groups: One rank sent {len(one.shapes)} tensors,"
+            f" but another rank sent {len(another.shapes)} tensors."
+        )
+    for one_shape, other_shape in zip(one.shapes, another.shapes, strict=True):
+        if difference := _difference_of_shapes(one.kind, one_shape, other_shape):
+            return f"Mismatched {kind} tensor shapes: {difference}"
+    if (one.prescale, one.postscale) != (another.prescale, another.postscale):
+        return (
+            "Mismatched prescale and/or postscale factors: One rank sent factors "
+            f"({one.prescale:g}, {one.postscale:g}), but another rank sent factors "
+            f"({another.prescale:g}, {another.postscale:g})."
+        )
+    if one.op != another.op:
+        return (
+            f"Mismatched reduction operation: One rank sent reduction op {one.op}, "
+            f"but another rank sent reduction op {another.op}."
+        )
+    if one.root != another.root:
+        return (
+            f"Mismatched {kind} root ranks: One rank specified root rank {one.root_rank}, "
+            f"but another rank specified root rank {another.root_rank}."
+        )
     return f"Mismatched {kind} requests."
 
 
-def _dtypes(one: Description, another: Description) -> str | None:
-    for mine, other in zip(one.dtypes, another.dtypes, strict=False):
-        if mine != other:
-            return f"Mismatched data types: One rank had type {mine}, but another rank had type {other}."
-    return None
+_DID = "Mismatched operations: One rank did an {}, but another rank did an {}."
 
 
-def _operations(one: Description, another: Description) -> str:
-    by_kind = _kinds(one, another)
-    if by_kind is not None:
-        return by_kind
-    return _did(one.operation.upper(), another.operation.upper())
-
-
-def _kinds(one: Description, another: Description) -> str | None:
-    if one.kind == another.kind:
-        return None
-    return _did(one.kind.value, another.kind.value)
-
-
-def _did(mine: str, other: str) -> str:
-    return f"Mismatched operations: One rank did an {mine}, but another rank did an {other}."
-
-
-def _abouts(one: Description, another: Description) -> str | None:
-    if one.about == another.about:
-        return None
-    return f"Mismatched calls: One rank asked to {one.about}, but another rank asked to {another.about}."
-
-
-def _counts(one: Description, another: Description) -> str | None:
-    if len(one.shapes) == len(another.shapes):
-        return None
-    return (
-        f"Mismatched {one.kind.value} groups: One rank sent {len(one.shapes)} tensors,"
-        f" but another rank sent {len(another.shapes)} tensors."
-    )
-
-
-def _shapes(one: Description, another: Description) -> str | None:
-    say = _whole_shape if one.kind in _OF_ONE_SHAPE else _shape_of_rows
-    for mine, other in zip(one.shapes, another.shapes, strict=False):
-        sentence = say(mine, other)
-        if sentence is not None:
-            return f"Mismatched {one.kind.value} tensor shapes: {sentence}"
-    return None
-
-
-def _whole_shape(mine: tuple[int, ...], other: tuple[int, ...]) -> str | None:
-    if mine == other:
-        return None
-    return f"One rank sent a tensor of shape {list(mine)}, but another rank sent a tensor of shape {list(other)}."
-
-
-def _shape_of_rows(mine: tuple[int, ...], other: tuple[int, ...]) -> str | None:
+def _difference_of_shapes(kind: Kind, mine: tuple[int, ...], other: tuple[int, ...]) -> str | None:
+    if kind in _OF_ONE_SHAPE:
+        if mine == other:
+            return None
+        return f"One rank sent a tensor of shape {list(mine)}, but another rank sent a tensor of shape {list(other)}."
     if len(mine) != len(other):
         return f"One rank sent a tensor of rank {len(mine)}, but another rank sent a tensor of rank {len(other)}."
     for dimension in range(1, len(mine)):
@@ -266,31 +248,3 @@ def _shape_of_rows(mine: tuple[int, ...], other: tuple[int, ...]) -> str | None:
                 f" sent a tensor with dimension {dimension} equal to {other[dimension]}."
             )
     return None
-
-
-def _scales(one: Description, another: Description) -> str | None:
-    if (one.prescale, one.postscale) == (another.prescale, another.postscale):
-        return None
-    return (
-        "Mismatched prescale and/or postscale factors: One rank sent factors "
-        f"({one.prescale:g}, {one.postscale:g}), but another rank sent factors "
-        f"({another.prescale:g}, {another.postscale:g})."
-    )
-
-
-def _ops(one: Description, another: Description) -> str | None:
-    if one.op == another.op:
-        return None
-    return (
-        f"Mismatched reduction operation: One rank sent reduction op {one.op}, "
-        f"but another rank sent reduction op {another.op}."
-    )
-
-
-def _roots(one: Description, another: Description) -> str | None:
-    if one.root == another.root:
-        return None
-    return (
-        f"Mismatched {one.kind.value} root ranks: One rank specified root rank {one.root_rank}, "
-        f"but another rank specified root rank {another.root_rank}."
-    )

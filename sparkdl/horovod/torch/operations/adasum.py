@@ -24,6 +24,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_tensors,
     copy_back,
     describe,
+    gather_numbers,
     split_rows,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -57,8 +58,7 @@ class AdasumRequest(TensorsRequest):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one from every rank; ranks that have joined contribute a zero."""
-        self._given = np.zeros((communicator.world_size, 1), np.int64)
-        communicator.allgather(np.array([1]), self._given, name=self.label)
+        self._given = gather_numbers(communicator, (), self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Combine the tensors."""
@@ -81,11 +81,9 @@ class AdasumRequest(TensorsRequest):
             receive_counts=[count] * communicator.world_size,
             name=self.label,
         )
-
-        def add_up(products: torch.Tensor) -> None:
-            communicator.allreduce(products.numpy(), name=self.label)
-
-        combined = self._combine(received, add_up)
+        combined = self._combine(
+            received, lambda products: communicator.allreduce(products.numpy(), name=self.label)
+        )
         communicator.allgather(export(combined), export(output), counts=counts, name=self.label)
 
     def _combine_whole(self, communicator: Communicator, tensor: torch.Tensor, output: torch.Tensor) -> None:

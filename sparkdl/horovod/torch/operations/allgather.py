@@ -25,6 +25,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_tensors,
     describe,
     find_target,
+    gather_numbers,
     refuse_ranks_that_joined,
     refuse_scalars,
 )
@@ -40,9 +41,8 @@ class AllgatherRequest(TensorsRequest):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the numbers of rows from every rank; ranks that have joined contribute zeros."""
-        counts_of_rows = np.array([1, *(tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors)])
-        self._rows = np.zeros((communicator.world_size, counts_of_rows.size), np.int64)
-        communicator.allgather(counts_of_rows, self._rows, name=self.label)
+        num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors]
+        self._rows = gather_numbers(communicator, num_rows, self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Gather the rows."""

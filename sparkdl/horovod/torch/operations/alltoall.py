@@ -19,12 +19,12 @@ from sparkdl.horovod.torch.operations.preparation import (
     bytes_per_row,
     check_tensors,
     describe,
-    find_engine,
+    gather_numbers,
     name_of,
     refuse_ranks_that_joined,
     refuse_scalars,
 )
-from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
 class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
@@ -51,9 +51,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the splits from every rank; ranks that have joined contribute zeros."""
-        counts = np.array([1, *self._splits])
-        self._splits_of_ranks = np.zeros((communicator.world_size, counts.size), np.int64)
-        communicator.allgather(counts, self._splits_of_ranks, name=self.label)
+        self._splits_of_ranks = gather_numbers(communicator, self._splits, self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Exchange the rows."""
@@ -142,7 +140,7 @@ def _request(
     tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
 ) -> tuple[Engine, Request[tuple[torch.Tensor, torch.Tensor]]]:
     check_tensors([tensor])
-    engine = find_engine(process_set, "Alltoall")
+    engine = engine_of(process_set, "Alltoall")
     device = splits.device if isinstance(splits, torch.Tensor) else torch.device("cpu")
     world_size = engine.communicator.world_size
     # A tensor without dimensions is refused only once the ranks have met, so that none of them waits for this one.

@@ -17,7 +17,7 @@ from sparkdl.horovod.torch.engine.request import Description, Kind, Request
 from sparkdl.horovod.torch.handles import run_now
 from sparkdl.horovod.torch.operations.adasum import AdasumRequest
 from sparkdl.horovod.torch.operations.allreduce import AllreduceRequest
-from sparkdl.horovod.torch.operations.preparation import refuse_ranks_that_joined
+from sparkdl.horovod.torch.operations.preparation import gather_numbers, refuse_ranks_that_joined
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
@@ -58,8 +58,7 @@ class ProcessSetsRequest(Request[None]):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one from every rank; ranks that have joined contribute a zero."""
-        self._given = np.zeros((communicator.world_size, 1), np.int64)
-        communicator.allgather(np.array([1]), self._given, name=self.label)
+        self._given = gather_numbers(communicator, (), self.label)
 
     def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # argument of Request
         """Make the change."""

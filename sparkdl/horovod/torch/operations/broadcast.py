@@ -21,11 +21,10 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_tensors,
     copy_back,
     describe,
-    find_engine,
     name_of,
     new_output,
 )
-from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
 class BroadcastRequest(Request[torch.Tensor]):
@@ -141,7 +140,7 @@ def _request(
 ) -> tuple[Engine, Request[torch.Tensor]]:
     check_tensors([tensor])
     check_outputs([output])
-    engine = find_engine(process_set, "Broadcast")
+    engine = engine_of(process_set, "Broadcast")
     members = session().ranks_of[process_set.process_set_id or 0]
     if root_rank not in members:
         raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Description, Kind, Request, refuse_join
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
@@ -138,17 +139,12 @@ def find_target(process_set: ProcessSet, operation: str, name: str | None) -> tu
         HorovodInternalError: if ``init`` has not been called.
         ValueError: if there is no such process set, it belongs to an earlier world, or this rank is not in it.
     """
-    engine = find_engine(process_set, operation)
+    engine = engine_of(process_set, operation.removeprefix("Grouped_").capitalize())
     return engine, name_of(engine, operation, name)
 
 
-def find_engine(process_set: ProcessSet, operation: str) -> Engine:
-    """The first half of :func:`find_target`, for callers with a check that needs the engine."""
-    return engine_of(process_set, operation.removeprefix("Grouped_").capitalize())
-
-
 def name_of(engine: Engine, operation: str, name: str | None) -> str:
-    """The second half of :func:`find_target`, after which the operation must be submitted.
+    """The name under which the ranks match an operation, which must be submitted afterwards.
 
     If only this rank took a number, its next unnamed operation would not match that of the other ranks.
     """
@@ -258,6 +254,14 @@ def _describe(
         shapes=tuple(tuple(shape) for shape in shapes),
         **dict(options),
     )
+
+
+def gather_numbers(communicator: Communicator, numbers: Sequence[int], label: str) -> np.ndarray[Any, Any]:
+    """Gather a one and the numbers of every rank, ``(ranks, 1 + numbers)``; ranks that have joined contribute zeros."""
+    own = np.array([1, *numbers])
+    gathered = np.zeros((communicator.world_size, own.size), np.int64)
+    communicator.allgather(own, gathered, name=label)
+    return gathered
 
 
 def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:

@@ -24,6 +24,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_reducible,
     describe,
     find_target,
+    gather_numbers,
     refuse_ranks_that_joined,
     split_rows,
 )
@@ -55,8 +56,7 @@ class ReducescatterRequest(TensorsRequest):
 
         Without this check the communicator would reduce the zeros of ranks that have joined.
         """
-        self._given = np.zeros((communicator.world_size, 1), np.int64)
-        communicator.allgather(np.array([1]), self._given, name=self.label)
+        self._given = gather_numbers(communicator, (), self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Reduce the tensors."""

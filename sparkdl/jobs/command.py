@@ -27,11 +27,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkdl.errors import (
     CheckpointsInUseError,
@@ -42,11 +41,6 @@ from sparkdl.errors import (
     SlotsMissingError,
     SparkdlError,
 )
-
-if TYPE_CHECKING:
-    from sparkdl.jobs.job import TrainingJob
-    from sparkdl.jobs.run_job import OpenSession
-
 
 DONE = 0
 FAILED = 1
@@ -119,13 +113,7 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> int:
     """Run ``sparkdl train``: train in a Spark session of its own."""
-
-    def own(job: TrainingJob) -> OpenSession:
-        from sparkdl.jobs.run_job import own_session
-
-        return lambda num_ranks: own_session(job.spark, name=_name(job), num_ranks=num_ranks)
-
-    return _run(options, own)
+    return _run(options, is_submitted=False)
 
 
 def submitted() -> int:
@@ -133,15 +121,9 @@ def submitted() -> int:
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
     add_arguments(parser)
     options = parser.parse_args()
-
-    def given(job: TrainingJob) -> OpenSession:
-        from sparkdl.jobs.run_job import given_session
-
-        return lambda _: given_session(name=_name(job))
-
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         end_with_parent()
-    return _run(options, given)
+    return _run(options, is_submitted=True)
 
 
 def print_script_path(_options: argparse.Namespace) -> int:
@@ -150,7 +132,7 @@ def print_script_path(_options: argparse.Namespace) -> int:
     return DONE
 
 
-def _run(options: argparse.Namespace, session_of: Callable[[TrainingJob], OpenSession]) -> int:
+def _run(options: argparse.Namespace, *, is_submitted: bool) -> int:
     others = _after_job(options)
     try:
         with ends_when_asked():
@@ -159,11 +141,14 @@ def _run(options: argparse.Namespace, session_of: Callable[[TrainingJob], OpenSe
             from sparkdl.jobs.yaml_tree import read_override
 
             job = read_job(options.job, [read_override(argument) for argument in others.overrides])
-            from sparkdl.jobs.run_job import run_job
+            from sparkdl.jobs.run_job import given_session, own_session, run_job
 
+            name = f"sparkdl {job.file.stem}"
             run_job(
                 job,
-                session_of(job),
+                partial(given_session, name=name)
+                if is_submitted
+                else partial(own_session, job.spark, name=name),
                 say=partial(print, flush=True),
                 is_again=others.again,
                 is_dry_run=others.dry_run,
@@ -193,10 +178,6 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the package around it
         return False
-
-
-def _name(job: TrainingJob) -> str:
-    return f"sparkdl {job.file.stem}"
 
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

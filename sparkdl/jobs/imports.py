@@ -102,7 +102,7 @@ def import_paths(entry: JobEntry) -> list[str]:
 def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
     mapping = entry if isinstance(entry.value, dict) else JobEntry({IMPORT: entry}, entry.position)
     section = Section(mapping, path, (IMPORT, ARGUMENTS), entry.position)
-    arguments = Section(section.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.position)
+    arguments = Section(section.entries.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.position)
     name = section.string(IMPORT) or ""
     module, colon, inner = name.partition(":")
     if not (module and colon and inner):
@@ -147,7 +147,7 @@ def _called(found: Any, arguments: Section) -> Any:
 
 
 def _without_arguments(found: Any, arguments: Section) -> Any:
-    if arguments.entries():
+    if arguments.entries:
         raise arguments.error(f"the imported object is of the type {type(found).__name__}, and takes none.")
     return found
 

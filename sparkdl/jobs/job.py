@@ -37,6 +37,9 @@ class Section:
         known: keys that the mapping may have; None for any keys.
         position: position for errors if the mapping is missing.
 
+    Attributes:
+        entries: the entries by key, without those that are null.
+
     Raises:
         JobFileError: if the entry is not a mapping, or has unknown keys; names file, line and key.
     """
@@ -51,7 +54,7 @@ class Section:
             value = {}
         if not isinstance(value, dict):
             raise self.error(f"takes a mapping of keys to values, got {describe(value)}.")
-        self._entries: dict[str, JobEntry] = {
+        self.entries: dict[str, JobEntry] = {
             key: inner for key, inner in value.items() if inner.value is not None
         }
         for key, inner in value.items():
@@ -59,20 +62,9 @@ class Section:
                 where = self.path or "a job"
                 raise JobFileError(f"{inner.position}: {where} has no key {key!r}. {suggestion(key, known)}")
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
-
-    def entries(self) -> dict[str, JobEntry]:
-        """Return the entries by key."""
-        return dict(self._entries)
-
-    def get(self, key: str) -> JobEntry | None:
-        """Return the entry of a key; None if it is missing or null."""
-        return self._entries.get(key)
-
     def plain(self) -> dict[str, Any]:
         """Return the values without positions."""
-        return {key: entry.plain() for key, entry in self._entries.items()}
+        return {key: entry.plain() for key, entry in self.entries.items()}
 
     def string(self, key: str) -> str | None:
         """Return the text of a key; None if it is missing."""
@@ -97,13 +89,13 @@ class Section:
 
     def error(self, message: str, key: str | None = None) -> JobFileError:
         """Return an error about the section, or about one of its keys."""
-        entry = self._entries.get(key) if key is not None else None
+        entry = self.entries.get(key) if key is not None else None
         position = entry.position if entry is not None else self.position
         name = ".".join(part for part in (self.path, key) if part)
         return JobFileError(f"{position}: {name}: {message}" if name else f"{position}: {message}")
 
     def _typed(self, key: str, fits: Callable[[Any], bool], takes: str) -> Any:
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         if entry is None:
             return None
         value = entry.plain()
@@ -236,7 +228,7 @@ def _read(file: Path, tree: JobEntry) -> TrainingJob:
 
 
 def _section(job: Section, name: str, known: Sequence[str] | None) -> Section:
-    entry = job.get(name)
+    entry = job.entries.get(name)
     if entry is not None and name in SHORT_FORMS and isinstance(entry.value, str):
         entry = JobEntry({SHORT_FORMS[name]: entry}, entry.position)
     return Section(entry, name, known, job.position)
@@ -249,22 +241,20 @@ def _required(value: str | None, section: Section, key: str, what: str) -> str:
 
 
 def _source(data: Section) -> DataSource:
-    named = [kind for kind in SOURCES if kind in data]
+    named = [kind for kind in SOURCES if kind in data.entries]
     if len(named) != 1:
         got = f"got {' and '.join(named)}" if named else "got none"
         raise data.error(f"takes one of {', '.join(SOURCES)}, {got}.", named[-1] if named else None)
     (kind,) = named
-    entry = data.get(kind)
     value = data.strings(kind) if kind == "parquet" else data.string(kind)
-    assert entry is not None
     if not value:
         raise data.error("is empty.", kind)
-    return DataSource(kind=kind, value=value, position=entry.position)
+    return DataSource(kind=kind, value=value, position=data.entries[kind].position)
 
 
 def _model(job: Section) -> JobEntry:
     """Return the entry with ``import`` and ``arguments``, or with the name of an estimator."""
-    entry = job.get("model")
+    entry = job.entries.get("model")
     if entry is None:
         raise job.error(
             "model is missing; give an import path such as my_models:make_net, or one of "
@@ -286,17 +276,16 @@ def _model(job: Section) -> JobEntry:
     if ":" not in name:
         hint = f" For the estimator {name} write model: {name}." if name in READY_MADE else ""
         raise section.error(f"takes MODULE:NAME, as my_models:make_net, got {name!r}.{hint}", IMPORT)
-    return JobEntry(section.entries(), entry.position)
+    return JobEntry(section.entries, entry.position)
 
 
 def _params(params: Section, data: Section, tracking: Section, registry: Section) -> dict[str, JobEntry]:
     """Return the Params, including those that other sections set; each may be set only once."""
-    entries = params.entries()
+    entries = dict(params.entries)
     if "model" in entries:
         raise params.error("is set by the section model of the job.", "model")
     for section, key, name in _keys_of_params(data, tracking, registry):
-        entry = section.get(key)
-        assert entry is not None
+        entry = section.entries[key]
         if name in entries:
             raise params.error(f"is set twice, also by {section.path}.{key} at {entry.position}.", name)
         entries[name] = entry
@@ -306,26 +295,26 @@ def _params(params: Section, data: Section, tracking: Section, registry: Section
 def _keys_of_params(data: Section, tracking: Section, registry: Section) -> list[tuple[Section, str, str]]:
     """Return the keys of other sections that set Params: the section, its key and the name of the Param."""
     settings = []
-    validation = data.get("validation")
+    validation = data.entries.get("validation")
     if validation is not None:
         is_share = isinstance(validation.value, int | float) and not isinstance(validation.value, bool)
         if not is_share and data.string("validation") is None:
             raise data.error("takes a share of the rows, or a column of booleans.", "validation")
         settings.append((data, "validation", "validationFraction" if is_share else "validationIndicatorCol"))
-    mode = tracking.get("mode")
+    mode = tracking.entries.get("mode")
     if mode is not None and mode.value not in _TRACKING_MODES:
         raise tracking.error(f"takes {', '.join(_TRACKING_MODES)}, got {describe(mode.plain())}.", "mode")
-    settings += [(tracking, key, name) for key, name in PARAMS_OF_TRACKING.items() if key in tracking]
-    settings += [(registry, key, name) for key, name in PARAMS_OF_REGISTRY.items() if key in registry]
-    if "alias" in registry and "name" not in registry:
+    settings += [(tracking, key, name) for key, name in PARAMS_OF_TRACKING.items() if key in tracking.entries]
+    settings += [(registry, key, name) for key, name in PARAMS_OF_REGISTRY.items() if key in registry.entries]
+    if "alias" in registry.entries and "name" not in registry.entries:
         raise registry.error("is for a version of a registered model, and registry.name is missing.", "alias")
     return settings
 
 
 def _spark(section: Section) -> SparkChoice:
-    config = Section(section.get("config"), "spark.config", None, section.position)
+    config = Section(section.entries.get("config"), "spark.config", None, section.position)
     settings = {}
-    for name, entry in config.entries().items():
+    for name, entry in config.entries.items():
         if isinstance(entry.value, dict | list):
             raise config.error(f"takes a plain value, got {describe(entry.value)}.", name)
         is_switch = isinstance(entry.value, bool)

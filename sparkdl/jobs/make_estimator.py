@@ -55,7 +55,8 @@ def make_estimator(job: TrainingJob) -> Any:
         if job.estimator == "TorchEstimator":
             _try_optimizer(estimator)
     except ParamError as error:
-        raise JobFileError(f"{_position_of(error, job)}: params: {error}") from error
+        named = [job.params[name].position for name in error.params if name in job.params]
+        raise JobFileError(f"{[*named, job.params_position][0]}: params: {error}") from error
     return estimator
 
 
@@ -77,12 +78,6 @@ def _try_optimizer(estimator: Any) -> None:
     except ParamError as error:
         error.about("optimizer")
         raise
-
-
-def _position_of(error: ParamError, job: TrainingJob) -> Any:
-    """Return the position of the first Param of an error that the job sets, else that of the section ``params``."""
-    given = [job.params[name] for name in error.params if name in job.params]
-    return given[0].position if given else job.params_position
 
 
 @dataclass(frozen=True, kw_only=True)

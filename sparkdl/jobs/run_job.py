@@ -46,7 +46,7 @@ _SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNOREC
 
 
 @contextmanager
-def own_session(choice: SparkChoice, *, name: str, num_ranks: int) -> Iterator[SparkSession]:
+def own_session(choice: SparkChoice, num_ranks: int, *, name: str) -> Iterator[SparkSession]:
     """Open the session of ``sparkdl train``, with the settings of the job's ``spark``, and stop it at the end."""
     import pyspark
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def given_session(*, name: str) -> Iterator[SparkSession]:
+def given_session(_num_ranks: int, *, name: str) -> Iterator[SparkSession]:
     """Yield the active session, or a new one with the settings of spark-submit, which is stopped at the end."""
     from pyspark.sql import SparkSession
 

@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.doctor.machine_facts import MachineFacts, look_around
@@ -77,5 +77,5 @@ def look_from_task(context: BarrierTaskContext, timeout_s: float) -> dict[str, A
     executor = f"{socket.gethostname()} {os.getppid()}"
     executors = context.allGather(executor)
     is_first = executors.index(executor) == context.partitionId()
-    facts = look_around(timeout_s=timeout_s).to_fields() if is_first else None
+    facts = asdict(look_around(timeout_s=timeout_s)) if is_first else None
     return {"executor": executor, "facts": facts}

@@ -49,7 +49,7 @@ def examine(
         timeout_s: maximal seconds of each check of a cluster; a query to this machine takes at most a third of that.
         on_step: function that is called with the name of the next step.
     """
-    report = on_step or _report_nothing
+    report = on_step or (lambda _: None)
     report("Looking at this machine")
     here = look_around(timeout_s=timeout_s / 3)
     on_driver = (num_ranks or _RANKS_UNLESS_KNOWN) if spark is None else 0
@@ -106,10 +106,6 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
 
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _report_nothing(step: str) -> None:
-    """Ignore the names of steps."""
 
 
 def _hear_nothing(rank: int, line: str) -> None:

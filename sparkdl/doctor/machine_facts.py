@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.cores import usable_cores
@@ -124,13 +124,9 @@ class MachineFacts:
     interfaces: dict[str, list[str]]
     """Addresses by name of the interface, without loopback."""
 
-    def to_fields(self) -> dict[str, Any]:
-        """Return all facts, as JSON can hold them."""
-        return asdict(self)
-
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> MachineFacts:
-        """Make the facts from the result of :meth:`to_fields`, also after a round trip through JSON."""
+        """Make the facts from the result of ``asdict``, also after a round trip through JSON."""
         kept: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
         }

@@ -176,12 +176,15 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
     library, model = _split(name)
     try:
         if library == "timm":
-            is_pretrained = weights == PRETRAINED
             made: nn.Module = _library(library).create_model(
-                model, pretrained=is_pretrained, num_classes=num_outputs
+                model, pretrained=weights == PRETRAINED, num_classes=num_outputs
+            )
+        elif weights == PRETRAINED:  # "DEFAULT" is torchvision's name for its best weights
+            made = with_outputs(
+                _library("torchvision.models").get_model(model, weights="DEFAULT"), num_outputs
             )
         else:
-            made = _of_torchvision(model, num_outputs, is_pretrained=weights == PRETRAINED)
+            made = _library("torchvision.models").get_model(model, weights=None, num_classes=num_outputs)
     except ParamError:
         raise
     except Exception as error:
@@ -214,15 +217,6 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
             f"Param backbone is {name!r}, and {library} does not say how images are normalized for its pretrained "
             f"weights: {type(error).__name__}: {str(error).rstrip('.')}. Set normalization."
         ) from error
-
-
-def _of_torchvision(model: str, num_outputs: int, *, is_pretrained: bool) -> nn.Module:
-    models = _library("torchvision.models")
-    if not is_pretrained:
-        made: nn.Module = models.get_model(model, weights=None, num_classes=num_outputs)
-        return made
-    # "DEFAULT" is torchvision's name for its best weights.
-    return with_outputs(models.get_model(model, weights="DEFAULT"), num_outputs)
 
 
 def _split(name: str) -> tuple[str, str]:

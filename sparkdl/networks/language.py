@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,32 +36,6 @@ NUM_OPEN_ROWS = 16
 
 Row: TypeAlias = dict[str, npt.NDArray[np.int64]]
 """A packed row; see :class:`TextPacker`."""
-
-
-class LanguageTokenizer(Protocol):
-    """Converts texts to tokens, and tokens to texts."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Size of the vocabulary."""
-
-    @property
-    def before(self) -> tuple[int, ...]:
-        """The tokens before every text, such as the token that begins a text."""
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        """The tokens after every text, also in a prediction; usually none."""
-
-    @property
-    def end(self) -> int:
-        """The token that ends a text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text alone. No text, whatever it contains, yields an end or another control token."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without ends."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +173,9 @@ class FolderTokenizer:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
+
+LanguageTokenizer: TypeAlias = LearnedTokenizer | FolderTokenizer
+"""Converts texts to tokens, and tokens to texts. No text, whatever it contains, yields an end or a control token."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 

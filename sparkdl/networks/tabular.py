@@ -61,7 +61,9 @@ class TabularNetwork(nn.Module):
         }
         for name, value in scales.items():
             self.register_buffer(name, torch.from_numpy(np.array(value, np.float64)))
-        self.embeddings = nn.ModuleList(_embedding(count) for count in num_categories)
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(count + 1, _embedding_size(count), padding_idx=0) for count in num_categories
+        )
         width = self.mean.numel() + sum(_embedding_size(count) for count in num_categories)
         layers: list[nn.Module] = []
         for size in hidden_sizes:
@@ -82,10 +84,6 @@ class TabularNetwork(nn.Module):
         # In float16, labels of 100,000 would become infinite, and in float32 they would lose their hundredths.
         outputs: Tensor = self.layers(torch.cat(parts, dim=1)).to(self.output_mean.dtype)
         return outputs * self.output_deviation + self.output_mean
-
-
-def _embedding(num_categories: int) -> nn.Embedding:
-    return nn.Embedding(num_categories + 1, _embedding_size(num_categories), padding_idx=0)
 
 
 def _embedding_size(num_categories: int) -> int:

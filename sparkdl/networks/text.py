@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +31,6 @@ _UNKNOWN, _FIRST_WORD = 2, 3
 
 _JOINERS = "\u200c\u200d"
 """Characters that some scripts have between the letters of a word."""
-
-
-class Tokenizer(Protocol):
-    """Converts texts to token numbers."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of token numbers, including 0 and 1."""
-
-    def encode(self, text: str, max_length: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the first ``max_length`` tokens of a text, without a start token, ``(tokens,)``."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +76,9 @@ class WordTokenizer:
     def __reduce__(self) -> Any:
         """Pickle the words alone: their numbers follow from them."""
         return WordTokenizer, (self.words,)
+
+
+Tokenizer: TypeAlias = ByteTokenizer | WordTokenizer
 
 
 def words_of(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_versions_that_do_not_go_together_are_named() -> None:
 
 def test_facts_survive_json() -> None:
     facts = machine(gpus=("H100", "H100"))
-    assert MachineFacts.from_fields(json.loads(json.dumps(facts.to_fields()))) == facts
+    assert MachineFacts.from_fields(json.loads(json.dumps(asdict(facts)))) == facts
 
 
 def test_sizes_are_readable() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from sparkdl.collective import Communicator
 
@@ -153,9 +153,9 @@ class Request(ABC, Generic[Result]):
             HorovodInternalError: on all ranks, if the request cannot be carried out; other requests still can be.
         """
 
-    @abstractmethod
     def result(self) -> Result:
-        """The result of the request; only once it is done."""
+        """The result of the request, None unless a subclass has one; only once it is done."""
+        return cast(Result, None)
 
 
 _OF_ONE_SHAPE = (Kind.ALLREDUCE, Kind.ADASUM, Kind.BROADCAST, Kind.REDUCESCATTER)

@@ -32,14 +32,10 @@ class Ages:
         """Forget a name, so that its age starts at zero when it is noted again."""
         self._since.pop(name, None)
 
-    def ages(self) -> dict[str, float]:
-        """The age of each name in seconds."""
+    def older_than(self, age_s: float = 0.0) -> dict[str, float]:
+        """The names that are at least this old, with their ages in seconds."""
         now = time.monotonic()
-        return {name: now - since for name, since in self._since.items()}
-
-    def older_than(self, age_s: float) -> list[str]:
-        """The names that are at least this old."""
-        return [name for name, seconds in self.ages().items() if seconds >= age_s]
+        return {name: now - since for name, since in self._since.items() if now - since >= age_s}
 
 
 REMEDY = (
@@ -76,7 +72,7 @@ class StallWatch:
         """
         self._ages.note(missing)
         self._warned_at = {name: age_s for name, age_s in self._warned_at.items() if name in missing}
-        for name, age_s in self._ages.ages().items():
+        for name, age_s in self._ages.older_than().items():
             if age_s >= self._warned_at.get(name, 0.0) + self._warn_after_s:
                 self._warned_at[name] = age_s
                 logger.warning(

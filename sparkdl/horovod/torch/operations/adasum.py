@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,11 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.engine.request import Kind
-from sparkdl.horovod.torch.names import Adasum
 from sparkdl.horovod.torch.operations.preparation import (
-    TensorsRequest,
+    ReductionRequest,
     as_buffer,
     check_tensors,
     copy_back,
-    describe,
     gather_numbers,
     split_rows,
 )
@@ -34,7 +33,7 @@ from sparkdl.torch.buffers import FLOAT_DTYPES, export
 _LEAST_SQUARED_NORM = math.sqrt(sys.float_info.min)
 
 
-class AdasumRequest(TensorsRequest):
+class AdasumRequest(ReductionRequest):
     """Combines each tensor over the ranks into an output of the same shape, which may be the same tensor.
 
     Every rank combines one slice of all ranks' tensors; only the scalar products are summed over all ranks. Ranks that
@@ -42,19 +41,8 @@ class AdasumRequest(TensorsRequest):
     ranks that have joined.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        *,
-        prescale: float,
-        postscale: float,
-        is_group: bool,
-    ) -> None:
-        description = describe(Kind.ADASUM, name, tensors, op=Adasum, prescale=prescale, postscale=postscale)
-        super().__init__(description, tensors, outputs, is_group=is_group)
-        self._given = np.zeros((0, 0), np.int64)
+    kind = Kind.ADASUM
+    _given: np.ndarray[Any, Any]
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one from every rank; ranks that have joined contribute a zero."""

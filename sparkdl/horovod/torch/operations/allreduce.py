@@ -15,14 +15,13 @@ from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later, run_now
-from sparkdl.horovod.torch.names import Adasum, choose, name_of
+from sparkdl.horovod.torch.names import Adasum, choose
 from sparkdl.horovod.torch.operations.adasum import AdasumRequest, check_adasum
 from sparkdl.horovod.torch.operations.preparation import (
-    TensorsRequest,
+    ReductionRequest,
     check_outputs,
     check_reducible,
     copy_back,
-    describe,
     find_target,
     is_buffer,
     new_output,
@@ -31,23 +30,11 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
 
 
-class AllreduceRequest(TensorsRequest):
+class AllreduceRequest(ReductionRequest):
     """Reduces tensors into outputs of the same shapes, which may be the same tensors."""
 
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        *,
-        op: int,
-        prescale: float,
-        postscale: float,
-        is_group: bool,
-    ) -> None:
-        description = describe(Kind.ALLREDUCE, name, tensors, op=op, prescale=prescale, postscale=postscale)
-        super().__init__(description, tensors, outputs, is_group=is_group)
-        self._buffers: list[torch.Tensor] = []
+    kind = Kind.ALLREDUCE
+    _buffers: Sequence[torch.Tensor] = ()
 
     def match(self, communicator: Communicator) -> None:
         """Reduce all tensors of the first one's dtype."""
@@ -69,21 +56,14 @@ class AllreduceRequest(TensorsRequest):
             self._reduce(communicator, dtype)
         for buffer, output in zip(self._buffers, self._outputs, strict=True):
             copy_back(buffer, output)
-        self._buffers = []
+        self._buffers = ()
 
     def _reduce(self, communicator: Communicator, dtype: torch.dtype) -> None:
         arrays = [export(buffer) for buffer in self._buffers if buffer.dtype == dtype]
-        description = self.description
-        options: dict[str, Any] = {
-            "op": name_of(description.op),
-            "prescale": description.prescale,
-            "postscale": description.postscale,
-            "name": self.label,
-        }
         if len(arrays) == 1:
-            communicator.allreduce(arrays[0], **options)
+            communicator.allreduce(arrays[0], **self._options())
         else:
-            communicator.allreduce_group(arrays, **options)
+            communicator.allreduce_group(arrays, **self._options())
 
 
 def _buffer_for(tensor: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -261,7 +241,7 @@ class _Allreduce(torch.autograd.Function):
     def forward(
         ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
     ) -> Any:
-        ctx.options, ctx.is_group = options, is_group
+        ctx.options = options
         outputs = [new_output(tensor) for tensor in tensors]
         reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
         return reduced if is_group else (reduced,)
@@ -270,10 +250,7 @@ class _Allreduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, prescale, postscale, process_set = ctx.options
         factors = {"prescale_factor": prescale, "postscale_factor": postscale}
-        if ctx.is_group:
-            reduced = grouped_allreduce(grads, op=op, process_set=process_set, **factors)
-        else:
-            reduced = [allreduce(grads[0], op=op, process_set=process_set, **factors)]
+        reduced = grouped_allreduce(grads, op=op, process_set=process_set, **factors)
         return None, None, None, *reduced
 
 
@@ -287,14 +264,20 @@ def _request(
     process_set: ProcessSet,
     *,
     is_group: bool = False,
-) -> tuple[Engine, TensorsRequest]:
+) -> tuple[Engine, ReductionRequest]:
     if op == Adasum:
         check_adasum(tensors, process_set)
     else:
         check_reducible(tensors, op)
     check_outputs(outputs)
     engine, full_name = find_target(process_set, "Grouped_allreduce" if is_group else "Allreduce", name)
-    options: dict[str, Any] = {"prescale": prescale, "postscale": postscale, "is_group": is_group}
-    if op == Adasum:
-        return engine, AdasumRequest(full_name, list(tensors), list(outputs), **options)
-    return engine, AllreduceRequest(full_name, list(tensors), list(outputs), op=op, **options)
+    kind = AdasumRequest if op == Adasum else AllreduceRequest
+    return engine, kind(
+        full_name,
+        list(tensors),
+        list(outputs),
+        op=op,
+        prescale=prescale,
+        postscale=postscale,
+        is_group=is_group,
+    )

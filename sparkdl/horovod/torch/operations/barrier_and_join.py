@@ -36,9 +36,6 @@ class BarrierRequest(Request[None]):
         """Wait for the other ranks."""
         communicator.barrier(name=self.label)
 
-    def result(self) -> None:
-        """Nothing."""
-
 
 class ProcessSetsRequest(Request[None]):
     """Synchronizes all ranks for a change of the process sets. None may have joined: it would miss the change."""
@@ -64,9 +61,6 @@ class ProcessSetsRequest(Request[None]):
         """Make the change."""
         refuse_ranks_that_joined(Kind.PROCESS_SETS, self._given)
         self._when_met()
-
-    def result(self) -> None:
-        """Nothing."""
 
 
 class JoinRequest(Request[int]):
@@ -111,10 +105,15 @@ def make_stand_in(description: Description) -> Request[Any]:
         torch.zeros(shape, dtype=getattr(torch, dtype), device="cpu")
         for shape, dtype in zip(description.shapes, description.dtypes, strict=True)
     ]
-    factors = {"prescale": description.prescale, "postscale": description.postscale}
-    if description.kind is Kind.ALLREDUCE:
-        return AllreduceRequest(description.name, zeros, zeros, op=description.op, is_group=True, **factors)
-    if description.kind is Kind.ADASUM:
-        return AdasumRequest(description.name, zeros, zeros, is_group=True, **factors)
-    assert description.kind is Kind.BARRIER
-    return BarrierRequest(description.name)
+    if description.kind is Kind.BARRIER:
+        return BarrierRequest(description.name)
+    reductions = {Kind.ALLREDUCE: AllreduceRequest, Kind.ADASUM: AdasumRequest}
+    return reductions[description.kind](
+        description.name,
+        zeros,
+        zeros,
+        op=description.op,
+        prescale=description.prescale,
+        postscale=description.postscale,
+        is_group=True,
+    )

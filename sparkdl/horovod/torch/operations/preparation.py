@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Description, Kind, Request, refuse_join
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
+from sparkdl.horovod.torch.names import name_of as reduction_name
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
 from sparkdl.torch.buffers import ELEMENT_DTYPES
 from sparkdl.torch.buffers import as_bytes as tensor_bytes
@@ -68,6 +69,38 @@ class TensorsRequest(Request[Any]):
     def result(self) -> Any:
         """The output, or the tuple of all outputs."""
         return tuple(self._outputs) if self._is_group else self._outputs[0]
+
+
+class ReductionRequest(TensorsRequest):
+    """A request that reduces tensors of all ranks; each kind of reduction is a subclass.
+
+    For the tensors see :class:`TensorsRequest`, for the other arguments the attributes of :class:`Description`.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] = (),
+        *,
+        op: int,
+        prescale: float,
+        postscale: float,
+        is_group: bool,
+    ) -> None:
+        description = describe(self.kind, name, tensors, op=op, prescale=prescale, postscale=postscale)
+        super().__init__(description, tensors, outputs, is_group=is_group)
+
+    def _options(self) -> dict[str, Any]:
+        """The options of the communicator's reduction."""
+        return {
+            "op": reduction_name(self.description.op),
+            "prescale": self.description.prescale,
+            "postscale": self.description.postscale,
+            "name": self.label,
+        }
 
 
 def is_buffer(tensor: torch.Tensor) -> bool:

@@ -16,13 +16,12 @@ from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later, run_now
-from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum, name_of
+from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum
 from sparkdl.horovod.torch.operations.allgather import grouped_allgather
 from sparkdl.horovod.torch.operations.preparation import (
-    TensorsRequest,
+    ReductionRequest,
     as_buffer,
     check_reducible,
-    describe,
     find_target,
     gather_numbers,
     refuse_ranks_that_joined,
@@ -32,24 +31,11 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
 
 
-class ReducescatterRequest(TensorsRequest):
+class ReducescatterRequest(ReductionRequest):
     """Reduces tensors into new ones with this rank's rows. The ranks first check that none has joined."""
 
-    def __init__(
-        self,
-        name: str,
-        tensors: Sequence[torch.Tensor],
-        *,
-        op: int,
-        prescale: float,
-        postscale: float,
-        is_group: bool,
-    ) -> None:
-        description = describe(
-            Kind.REDUCESCATTER, name, tensors, op=op, prescale=prescale, postscale=postscale
-        )
-        super().__init__(description, tensors, is_group=is_group)
-        self._given = np.zeros((0, 0), np.int64)
+    kind = Kind.REDUCESCATTER
+    _given: np.ndarray[Any, Any]
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one from every rank; ranks that have joined contribute a zero.
@@ -87,16 +73,10 @@ class ReducescatterRequest(TensorsRequest):
         arrays = [export(tensor) for tensor, _, _ in group]
         outs = [export(output) for _, output, _ in group]
         counts = [counts for _, _, counts in group]
-        options: dict[str, Any] = {
-            "op": name_of(self.description.op),
-            "prescale": self.description.prescale,
-            "postscale": self.description.postscale,
-            "name": self.label,
-        }
         if len(group) == 1:
-            communicator.reduce_scatter(arrays[0], outs[0], counts=counts[0], **options)
+            communicator.reduce_scatter(arrays[0], outs[0], counts=counts[0], **self._options())
         else:
-            communicator.reduce_scatter_group(arrays, outs, counts=counts, **options)
+            communicator.reduce_scatter_group(arrays, outs, counts=counts, **self._options())
 
 
 def reducescatter(
@@ -206,7 +186,7 @@ def _request(
     postscale: float,
     *,
     is_group: bool = False,
-) -> tuple[Engine, TensorsRequest]:
+) -> tuple[Engine, ReductionRequest]:
     if op not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
     if any(tensor.dim() == 0 for tensor in tensors):

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from tempfile import TemporaryDirectory
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Runner:
     """Runs a function or a script in one process per rank, all at once.
 
@@ -91,56 +92,29 @@ class Runner:
             :func:`~sparkdl.launch.run_on_ranks`.
     """
 
-    def __init__(
-        self,
-        *,
-        num_workers: int = 1,
-        gpus_per_worker: int = 0,
-        threads_per_worker: int | None = None,
-        local: bool = False,
-        spark: SparkSession | None = None,
-        transport: str = "auto",
-        wire: str = "float32",
-        init_torch: bool = True,
-        resources: ResourceProfile | None = None,
-        environment: Mapping[str, str] | None = None,
-        modules: Sequence[str] = (),
-        max_restarts: int = 0,
-        max_retries: int = 0,
-        min_workers: int | None = None,
-        elastic: bool = False,
-        max_workers: int | None = None,
-        group_size: int = 1,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        log_level: int | str | None = None,
-        on_log: OnLine | None = None,
-        start_timeout_s: float = 300.0,
-        operation_timeout_s: float = 300.0,
-        hang_timeout_s: float | None = None,
-    ) -> None:
-        self.num_workers = num_workers
-        self.gpus_per_worker = gpus_per_worker
-        self.threads_per_worker = threads_per_worker
-        self.local = local
-        self.spark = spark
-        self.transport = transport
-        self.wire = wire
-        self.init_torch = init_torch
-        self.resources = resources
-        self.environment = environment
-        self.modules = modules
-        self.max_restarts = max_restarts
-        self.max_retries = max_retries
-        self.min_workers = min_workers
-        self.elastic = elastic
-        self.max_workers = max_workers
-        self.group_size = group_size
-        self.checkpoint_dir = checkpoint_dir
-        self.log_level = log_level
-        self.on_log = on_log
-        self.start_timeout_s = start_timeout_s
-        self.operation_timeout_s = operation_timeout_s
-        self.hang_timeout_s = hang_timeout_s
+    num_workers: int = 1
+    gpus_per_worker: int = 0
+    threads_per_worker: int | None = None
+    local: bool = False
+    spark: SparkSession | None = None
+    transport: str = "auto"
+    wire: str = "float32"
+    init_torch: bool = True
+    resources: ResourceProfile | None = None
+    environment: Mapping[str, str] | None = None
+    modules: Sequence[str] = ()
+    max_restarts: int = 0
+    max_retries: int = 0
+    min_workers: int | None = None
+    elastic: bool = False
+    max_workers: int | None = None
+    group_size: int = 1
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    log_level: int | str | None = None
+    on_log: OnLine | None = None
+    start_timeout_s: float = 300.0
+    operation_timeout_s: float = 300.0
+    hang_timeout_s: float | None = None
 
     def run(self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function or a script on every rank and return its value on rank 0.

@@ -29,14 +29,33 @@ logger.gateway.level = error
 """
 
 
-def quiet_spark_options(folder: Path) -> dict[str, str]:
-    """Write a log4j file to ``folder``, and return the options that make Spark log only errors.
+def spark_options(master: str, folder: Path) -> dict[str, str]:
+    """Return the options of a session without web UI that logs only errors.
 
     Setting the log level of a running session would be too late: most lines are logged while Spark starts.
+
+    Args:
+        master: URL of the session's master.
+        folder: folder to which the log settings are written.
     """
     file = folder / "log4j2.properties"
     file.write_text(_LOG4J)
-    return {"spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={file.as_uri()}"'}
+    options = {
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={file.as_uri()}"',
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",  # would overwrite the progress line of a fit
+    }
+    if master.startswith("local"):
+        options |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return options
+
+
+def use_own_spark() -> None:
+    """Make Spark use the installation and the Python of this process, unless the environment names others."""
+    import pyspark
+
+    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
 def quiet_libraries() -> None:
@@ -47,7 +66,7 @@ def quiet_libraries() -> None:
 
 
 def start_local_session(name: str, num_slots: int, folder: Path, **options: str) -> SparkSession:
-    """Start a local session without web UI, which logs only errors; the caller stops it.
+    """Start a local session, as :func:`spark_options` describes it; as a context manager, it stops at the end.
 
     Args:
         name: name of the application.
@@ -55,24 +74,16 @@ def start_local_session(name: str, num_slots: int, folder: Path, **options: str)
         folder: folder for the log settings and the warehouse of the session.
         options: further options of Spark, without ``spark.`` and with ``_`` for dots: ``driver_memory="4g"``.
     """
-    import pyspark
     from pyspark.sql import SparkSession
 
     quiet_libraries()
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = (
-        SparkSession.builder.master(f"local[{num_slots}]")
-        .appName(name)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")  # would overwrite the progress line of a fit
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(folder / "spark-warehouse"))
-    )
-    for option, value in options.items():
-        builder = builder.config(f"spark.{option.replace('_', '.')}", value)
-    for key, value in quiet_spark_options(folder).items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    use_own_spark()
+    master = f"local[{num_slots}]"
+    settings = {
+        **spark_options(master, folder),
+        "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+        **{f"spark.{option.replace('_', '.')}": value for option, value in options.items()},
+    }
+    builder = SparkSession.builder.master(master).appName(name)
+    session: SparkSession = builder.config(map=settings).getOrCreate()
     return session

@@ -135,10 +135,9 @@ def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession
 
 
 def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitStack) -> SparkSession:
-    import pyspark
     from pyspark.sql import SparkSession
 
-    from sparkdl.cli.local_session import quiet_spark_options
+    from sparkdl.cli.local_session import spark_options, use_own_spark
 
     builder = SparkSession.builder.appName("sparkdl doctor")
     if options.remote:
@@ -146,19 +145,14 @@ def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
     else:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="sparkdl-doctor-")))
         if options.master.startswith("local"):
-            os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        quiet = {
-            **quiet_spark_options(folder),
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
-        }
+            use_own_spark()
         builder = builder.master(options.master)
-        settings = {**quiet, **settings}
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+        settings = {
+            **spark_options(options.master, folder),
+            "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
+            **settings,
+        }
+    session: SparkSession = builder.config(map=settings).getOrCreate()
     stack.callback(session.stop)
     return session
 

@@ -5,9 +5,7 @@ Runs on the *driver*; the training runs on the ranks.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cli.local_session import quiet_libraries, quiet_spark_options
+from sparkdl.cli.local_session import quiet_libraries, spark_options, use_own_spark
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.inputs import column_names
@@ -48,31 +46,21 @@ _SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNOREC
 @contextmanager
 def own_session(choice: SparkChoice, num_ranks: int, *, name: str) -> Iterator[SparkSession]:
     """Open the session of ``sparkdl train``, with the settings of the job's ``spark``, and stop it at the end."""
-    import pyspark
     from pyspark.sql import SparkSession
 
     quiet_libraries()
-    os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    use_own_spark()
     master = choice.master or f"local[{num_ranks}]"
     with tempfile.TemporaryDirectory(prefix="sparkdl-job-") as folder:
         settings = {
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",  # would overwrite the progress line of a fit
-            **quiet_spark_options(Path(folder)),
+            **spark_options(master, Path(folder)),
+            "spark.master": master,
+            "spark.app.name": name,
+            **choice.config,
         }
-        if master.startswith("local"):
-            settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-        settings |= {"spark.master": master, "spark.app.name": name, **choice.config}
         _start_java({key: value for key, value in settings.items() if not _SECRET.search(key)})
-        builder = SparkSession.builder
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        session = _open(builder, master)
-        try:
+        with _open(SparkSession.builder.config(map=settings), master) as session:
             yield session
-        finally:
-            session.stop()
 
 
 def _start_java(settings: Mapping[str, str]) -> None:
@@ -96,11 +84,8 @@ def given_session(_num_ranks: int, *, name: str) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    session = _open(SparkSession.builder.appName(name), "that spark-submit was given")
-    try:
+    with _open(SparkSession.builder.appName(name), "that spark-submit was given") as session:
         yield session
-    finally:
-        session.stop()
 
 
 def _open(builder: Any, master: str) -> SparkSession:

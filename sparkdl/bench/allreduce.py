@@ -105,7 +105,7 @@ _LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, seconds=1.0)
+    add_common_arguments(parser, "ranks", "seconds", "json", "plot", seconds=1.0)
     parser.add_argument(
         "--sizes", default=_DEFAULT_SIZES, help="buffer sizes, separated by commas (default: %(default)s)"
     )
@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         ParamError: if an option has a value that cannot work.
         RankError: if a contender failed.
     """
-    check_common_arguments(arguments)
+    check_common_arguments(arguments, ranks=2)
     cases = make_cases(arguments.sizes, arguments.queued, arguments.buffers)
     contenders, missing = choose_contenders(arguments.against)
     contest = Contest(

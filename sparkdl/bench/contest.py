@@ -106,41 +106,35 @@ def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:
 
 
 def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup]) -> dict[str, Measurements]:
-    plans = {contender: _plan(contest, case, contender, groups) for contender in contest.libraries}
+    def take_turn(contender: str, repetitions: int, operations: int) -> list[Answer]:
+        turn = {
+            "benchmark": contest.benchmark,
+            "contender": contender,
+            "case": dict(case.settings),
+            "repetitions": repetitions,
+            "operations": operations,
+        }
+        return groups[contest.libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
+
+    plans = {}
+    for contender in contest.libraries:
+        operation_s = min(_slowest(take_turn(contender, _PROBE_REPETITIONS, 1)))
+        plans[contender] = _plan(contest, case, operation_s)
     measured = {contender: Measurements() for contender in contest.libraries}
     for turn in range(contest.num_rounds):
         for contender in in_turn(list(contest.libraries), turn):
             repetitions, operations = plans[contender]
-            answers = _take_turn(contest, case, contender, groups, repetitions, operations)
+            answers = take_turn(contender, repetitions, operations)
             measured[contender].times += _slowest(answers)
             measured[contender].results.append([answer["result"] for answer in answers])
     return measured
 
 
-def _plan(contest: Contest, case: Case, contender: str, groups: Mapping[str, RankGroup]) -> tuple[int, int]:
-    """Return the number of repetitions of a turn and of operations per repetition, after a short trial."""
-    duration_s = min(_slowest(_take_turn(contest, case, contender, groups, _PROBE_REPETITIONS, 1)))
-    operations = int(min(case.max_operations, max(1, _REPETITION_S / duration_s)))
-    repetitions = int(contest.seconds / contest.num_rounds / (operations * duration_s))
+def _plan(contest: Contest, case: Case, operation_s: float) -> tuple[int, int]:
+    """Return the number of repetitions of a turn and of operations per repetition."""
+    operations = int(min(case.max_operations, max(1, _REPETITION_S / operation_s)))
+    repetitions = int(contest.seconds / contest.num_rounds / (operations * operation_s))
     return min(_MAX_REPETITIONS, max(contest.min_repetitions, repetitions)), operations
-
-
-def _take_turn(
-    contest: Contest,
-    case: Case,
-    contender: str,
-    groups: Mapping[str, RankGroup],
-    repetitions: int,
-    operations: int,
-) -> list[Answer]:
-    turn = {
-        "benchmark": contest.benchmark,
-        "contender": contender,
-        "case": dict(case.settings),
-        "repetitions": repetitions,
-        "operations": operations,
-    }
-    return groups[contest.libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
 
 
 def _slowest(answers: Sequence[Answer]) -> list[float]:

@@ -16,10 +16,9 @@ from typing import Any
 from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
 from sparkdl.bench.contest import Case, Contest, Measurements, announce, hold
 from sparkdl.bench.libraries import missing_contenders, names_of
-from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError
 
 LIBRARIES = {
@@ -66,19 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=",".join(DEFAULT_CASES),
         help=f"what to read, separated by commas, of {', '.join(CASES)} (default: %(default)s)",
     )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=10.0,
-        help="how long to measure each contender at each case, about (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--scale",
-        type=float,
-        default=1.0,
-        help="how many times the usual rows to read (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
+    add_common_arguments(parser, "seconds", "scale", "json", seconds=10.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,12 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         ParamError: if an option has a value that cannot work.
         RankError: if a contender failed, or did not read every row once.
     """
-    if not arguments.seconds > 0 or not 0 < arguments.scale <= 100:
-        raise ParamError(
-            f"--seconds {arguments.seconds:g} --scale {arguments.scale:g}: use more than 0, and at most 100 times "
-            "the rows."
-        )
-    check_output_arguments(("--json", arguments.json))
+    check_common_arguments(arguments)
     names = names_of(arguments.cases, list(CASES), "--cases")
     against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
     wanted = {name: LIBRARIES[name] for name in ("sparkdl", *against)}

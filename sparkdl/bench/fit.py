@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,10 @@ from sparkdl.bench.contenders.fit import CONTENDERS, NUM_READERS
 from sparkdl.bench.contenders.fit_task import PHASES, FitSize, Fitted, judged_rows, loss_of, make_frame
 from sparkdl.bench.contest import Case, Contest, announce, hold, in_turn
 from sparkdl.bench.libraries import missing_contenders, names_of
-from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.cli.local_session import start_local_session
 from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError, TrainingError
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULT_AGAINST,
         help=f"contenders beside sparkdl, separated by commas, of {', '.join(others)} (default: %(default)s)",
     )
-    parser.add_argument("--ranks", type=int, default=2, help="number of ranks (default: %(default)s)")
+    add_common_arguments(parser, "ranks", "json")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the rows (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="fits of each contender (default: %(default)s)")
     parser.add_argument(
@@ -77,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         help=f"how many times {NUM_ROWS:,} rows to fit on (default: %(default)s)",
     )
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -96,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     times = measure_arithmetic(size)
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
-        _local_session(size.num_ranks, Path(folder)) as spark,
+        start_local_session("sparkdl bench fit", size.num_ranks, Path(folder)) as spark,
     ):
         fits, losses = measure(spark, size, present, arguments.rounds, Path(folder))
     rows = make_rows(size, times, fits, losses)
@@ -110,9 +108,7 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
     Raises:
         ParamError: if an option has a value that cannot work.
     """
-    for option in ("ranks", "epochs", "rounds"):
-        if getattr(arguments, option) < 1:
-            raise ParamError(f"--{option} {getattr(arguments, option)} is too few; use 1 or more.")
+    check_common_arguments(arguments, ranks=1, epochs=1, rounds=1)
     size = FitSize(
         num_rows=round(NUM_ROWS * arguments.scale), num_ranks=arguments.ranks, epochs=arguments.epochs
     )
@@ -121,7 +117,6 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
             f"--scale {arguments.scale:g} leaves {size.num_rows} rows, and a step of {size.num_ranks} ranks takes "
             f"{size.num_ranks * size.batch_size}; use more."
         )
-    check_output_arguments(("--json", arguments.json))
     against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
     return size, ["sparkdl", *against]
 
@@ -242,14 +237,3 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
             for row in rows
         ],
     )
-
-
-@contextmanager
-def _local_session(num_slots: int, folder: Path) -> Iterator[SparkSession]:
-    from sparkdl.cli.local_session import start_local_session
-
-    session = start_local_session("sparkdl bench fit", num_slots, folder)
-    try:
-        yield session
-    finally:
-        session.stop()

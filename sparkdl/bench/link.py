@@ -17,11 +17,10 @@ from sparkdl.bench.contenders.link import MODELS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders
 from sparkdl.bench.namespaces import Namespace, limited_hosts, why_impossible
-from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import CommunicatorError, ParamError
 from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK, as_dict
 
@@ -85,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=2, help="turns of each contender (default: %(default)s)"
     )
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
+    add_common_arguments(parser, "json")
     parser.add_argument(
         "--contenders", default="", help="names of contenders, separated by semicolons (default: all)"
     )
@@ -99,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a contender failed.
         CommunicatorError: if a contender left the ranks with different parameters.
     """
-    check_output_arguments(("--json", arguments.json))
+    check_common_arguments(arguments, every=1, rows=1, positions=1, rounds=1)
     contenders, rates = _chosen(arguments), _rates(arguments.megabits)
     if missing := missing_contenders({"torch": "torch"}):
         raise ParamError(f"sparkdl bench link: {missing['torch']}")
@@ -116,9 +115,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, LinkContender]:
-    for option in ("every", "rows", "positions", "rounds"):
-        if getattr(arguments, option) < 1:
-            raise ParamError(f"--{option} {getattr(arguments, option)} is too few; use 1 or more.")
     everyone = contenders_for(arguments.every)
     names = [name.strip() for name in arguments.contenders.split(";") if name.strip()] or list(everyone)
     if unknown := [name for name in names if name not in everyone]:

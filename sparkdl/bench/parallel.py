@@ -40,7 +40,7 @@ _LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, seconds=10.0)
+    add_common_arguments(parser, "ranks", "seconds", "json", "plot", seconds=10.0)
     parser.add_argument(
         "--models",
         default="23M",
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a contender failed.
         CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
-    check_common_arguments(arguments)
+    check_common_arguments(arguments, ranks=2)
     kinds = names_of(arguments.kinds, list(KINDS), "--kinds")
     if missing := missing_contenders(CONTENDERS):
         raise ParamError(f"sparkdl bench parallel: {next(iter(missing.values()))}")

@@ -19,11 +19,10 @@ from sparkdl.bench.contenders.scaling_jobs import JOBS, POSITIONS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
-from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, percentile, show
 from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import CommunicatorError, ParamError
 
 if TYPE_CHECKING:
@@ -110,12 +109,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--megabits", type=float, help="make a host for each rank, with links of this rate in Mbit/s"
     )
     parser.add_argument("--master", help="run the ranks on a Spark cluster, by the URL of its master")
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="how long to measure each (default: %(default)s)"
-    )
+    add_common_arguments(parser, "seconds", "json", "plot", seconds=10.0)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: %(default)s)")
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
-    parser.add_argument("--plot", type=local_path, metavar="FILE", help="draw it there (needs matplotlib)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -170,7 +165,7 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
         raise ParamError(f"--ranks {arguments.ranks} shows no scaling; name a number above 1, as 1,2,4.")
     if arguments.batch is None:
         arguments.batch = JOBS[arguments.model].batch
-    for option in ("batch", "threads", "rounds", "seconds", "megabits"):
+    for option in ("batch", "threads", "rounds", "megabits"):
         value = getattr(arguments, option)
         if value is not None and not value > 0:
             raise ParamError(f"--{option} {value:g} is too little; use more than 0.")
@@ -185,7 +180,7 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
     if arguments.megabits is not None:
         _check_hosts(arguments)
-    check_output_arguments(("--json", arguments.json), ("--plot", arguments.plot))
+    check_common_arguments(arguments)
     return counts, names_of(arguments.modes, MODES, "--modes")
 
 

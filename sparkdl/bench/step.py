@@ -40,7 +40,7 @@ _LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, seconds=5.0)
+    add_common_arguments(parser, "ranks", "seconds", "json", "plot", seconds=5.0)
     parser.add_argument(
         "--models",
         default=",".join(MODELS),
@@ -59,9 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a contender failed.
         CommunicatorError: if a contender left the ranks with different parameters.
     """
-    check_common_arguments(arguments)
-    if arguments.rows < 1:
-        raise ParamError(f"--rows {arguments.rows} leaves nothing to train on; use 1 or more.")
+    check_common_arguments(arguments, ranks=2, rows=1)
     missing = missing_contenders(CONTENDERS)
     if "alone" in missing:
         raise ParamError(f"sparkdl bench step: {missing['alone']}")

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contest import announce, in_turn
 from sparkdl.bench.libraries import names_of
-from sparkdl.bench.options import check_output_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.cli.local_session import start_local_session
 from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError
 from sparkdl.spark.jobs import jobs_of, named_jobs
 
@@ -53,19 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slots", type=int, default=2, help="tasks that run at once, a thread each (default: %(default)s)"
     )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=20.0,
-        help="how long to measure each contender at each case, about (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--scale",
-        type=float,
-        default=1.0,
-        help="how many times the usual rows to score (default: %(default)s)",
-    )
-    parser.add_argument("--json", type=local_path, metavar="FILE", help="write the report there")
+    add_common_arguments(parser, "seconds", "scale", "json", seconds=20.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,32 +62,24 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ParamError: if an option has a value that cannot work, or a library is missing.
     """
-    if arguments.slots < 1 or not arguments.seconds > 0 or not 0 < arguments.scale <= 100:
-        raise ParamError(
-            f"--slots {arguments.slots} --seconds {arguments.seconds:g} --scale {arguments.scale:g}: use at least one "
-            "slot, more than 0 seconds, and at most 100 times the rows."
-        )
-    check_output_arguments(("--json", arguments.json))
+    check_common_arguments(arguments, slots=1)
     names = names_of(arguments.cases, CASES, "--cases")
-    from sparkdl.cli.local_session import start_local_session
-
     for package in ("pyspark", "torch"):
         if find_spec(package) is None:
             raise ParamError(
                 f"sparkdl bench transform: {package} is not installed; pip install {package} brings it"
             )
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:
-        spark = start_local_session(
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
+        start_local_session(
             "sparkdl bench transform", arguments.slots, Path(folder), driver_memory="4g"
-        )
-        try:
-            for name in names:
-                announce(f"measuring {name}")
-                with jobs_of("bench transform"), named_jobs(spark, name):
-                    rows += measure_case(spark, name, arguments)
-        finally:
-            spark.stop()
+        ) as spark,
+    ):
+        for name in names:
+            announce(f"measuring {name}")
+            with jobs_of("bench transform"), named_jobs(spark, name):
+                rows += measure_case(spark, name, arguments)
     show("transform", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
     return 0
 

@@ -25,14 +25,11 @@ def turns_on_spark(master: str, stack: ExitStack) -> Measure:
     """
     from pyspark.sql import SparkSession
 
-    from sparkdl.cli.local_session import quiet_spark_options
+    from sparkdl.cli.local_session import spark_options
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
     builder = SparkSession.builder.appName("sparkdl bench scaling").master(master)
-    for name, value in {**quiet_spark_options(folder), "spark.ui.showConsoleProgress": "false"}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    stack.callback(session.stop)
+    session = stack.enter_context(builder.config(map={**spark_options(master, folder)}).getOrCreate())
 
     def measure(contender: ScalingContender, case: Mapping[str, Any], steps: int) -> list[Answer]:
         return run_on_ranks(

@@ -79,11 +79,6 @@ def columns_table(spark: SparkSession, num_rows: int, num_partitions: int) -> Da
     return rows.select("id", *[F.randn(seed).alias(name) for seed, name in enumerate(NAMES)])
 
 
-def array_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
-    """Return the table of :func:`columns_table` with the 28 numbers in one column of arrays."""
-    return columns_table(spark, num_rows, num_partitions).select("id", F.array(*NAMES).alias("features"))
-
-
 def image_table(spark: SparkSession, num_rows: int, num_partitions: int) -> DataFrame:
     """Return a table of images as the bytes of their pixels, which are concatenated hashes of 64 bytes each."""
     num_hashes = int(np.prod(IMAGE_SHAPE)) // 64
@@ -166,7 +161,11 @@ def _of_images() -> dict[str, Contender]:
 
 TASKS = {
     "28 columns": Task(table=columns_table, num_rows=2_000_000, contenders=_of_columns),
-    "array of 28": Task(table=array_table, num_rows=2_000_000, contenders=_of_arrays),
+    "array of 28": Task(
+        table=lambda *size: columns_table(*size).select("id", F.array(*NAMES).alias("features")),
+        num_rows=2_000_000,
+        contenders=_of_arrays,
+    ),
     "images": Task(table=image_table, num_rows=50_000, contenders=_of_images),
 }
 """Tasks by name."""

@@ -60,7 +60,7 @@ class ResidualNetwork(nn.Module):
     ) -> None:
         super().__init__()
         width = stage_widths[0]
-        self.stem = _large_stem(num_channels, width) if min(size) >= _LARGE else _stem(num_channels, width)
+        self.stem = _stem(num_channels, width, is_large=min(size) >= _LARGE)
         blocks: list[_Block] = []
         for stage, stage_width in enumerate(stage_widths):
             for number in range(blocks_per_stage):
@@ -99,19 +99,13 @@ class _Block(nn.Module):
         return torch.relu(self.last_norm(self.last(inner)) + self.shortcut(images))
 
 
-def _stem(num_channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(num_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
-    )
-
-
-def _large_stem(num_channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(num_channels, width, 7, stride=2, padding=3, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    )
+def _stem(num_channels: int, width: int, *, is_large: bool) -> nn.Sequential:
+    kernel, stride = (7, 2) if is_large else (3, 1)
+    first = nn.Conv2d(num_channels, width, kernel, stride=stride, padding=kernel // 2, bias=False)
+    layers: list[nn.Module] = [first, nn.BatchNorm2d(width), nn.ReLU()]
+    if is_large:
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+    return nn.Sequential(*layers)
 
 
 class ImageNetwork(nn.Module):

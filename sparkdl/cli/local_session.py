@@ -85,5 +85,5 @@ def start_local_session(name: str, num_slots: int, folder: Path, **options: str)
         **{f"spark.{option.replace('_', '.')}": value for option, value in options.items()},
     }
     builder = SparkSession.builder.master(master).appName(name)
-    session: SparkSession = builder.config(map=settings).getOrCreate()
+    session: SparkSession = builder.config(map={**settings}).getOrCreate()
     return session

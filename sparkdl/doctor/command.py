@@ -152,7 +152,7 @@ def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
             "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),
             **settings,
         }
-    session: SparkSession = builder.config(map=settings).getOrCreate()
+    session: SparkSession = builder.config(map={**settings}).getOrCreate()
     stack.callback(session.stop)
     return session
 

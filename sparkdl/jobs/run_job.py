@@ -59,7 +59,7 @@ def own_session(choice: SparkChoice, num_ranks: int, *, name: str) -> Iterator[S
             **choice.config,
         }
         _start_java({key: value for key, value in settings.items() if not _SECRET.search(key)})
-        with _open(SparkSession.builder.config(map=settings), master) as session:
+        with _open(SparkSession.builder.config(map={**settings}), master) as session:
             yield session
 
 

@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 from sparkdl.bench import fit
-from sparkdl.bench.contenders.arithmetic import ArithmeticTrial
 from sparkdl.bench.contenders.fit import CONTENDERS
-from sparkdl.bench.contenders.fit_task import FitSize, Fitted, loss_of, make_model, weights_of
+from sparkdl.bench.contenders.fit_task import (
+    ArithmeticTrial,
+    FitSize,
+    Fitted,
+    loss_of,
+    make_model,
+    weights_of,
+)
 from sparkdl.errors import TrainingError
 
 

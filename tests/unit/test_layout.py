@@ -68,7 +68,7 @@ LAYERS = {
     "jobs": "command, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
     "cli": "demo, __main__ | local_session | run, elastic_run",
-    "bench": "allreduce | feed | fit | link | parallel | scaling | step, contest, plot | rank_group | transform, "
+    "bench": "allreduce | feed | fit | link | parallel | scaling | step | transform, contest, plot | rank_group, "
     "contenders | libraries | namespaces | options | report",
     "estimators": "ready_made, torch_estimator, torch_model, fit | persistence, params | summary, "
     "scoring | summary_plot",

@@ -5,12 +5,14 @@ The frame is made on the *driver*; the model and the optimizer are made in every
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.spark.jobs import jobs_of, named_jobs
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _HIDDEN = 256
 _LEARNING_RATE = 1e-3
 _NOISE = 0.1
 _JUDGED_ROWS = 8192
+_NUM_BATCHES = 64
 
 Weights = Mapping[str, "npt.NDArray[np.float32]"]
 """Weights of a trained model, by the names of the parameters of :func:`make_model`."""
@@ -145,3 +148,42 @@ def loss_of(weights: Weights, rows: npt.NDArray[np.float32]) -> float:
     with torch.no_grad():
         outputs = model(torch.from_numpy(rows[:, :WIDTH])).squeeze(1)
     return float(torch.nn.functional.mse_loss(outputs, torch.from_numpy(rows[:, WIDTH])))
+
+
+class ArithmeticTrial(Trial):
+    """The arithmetic of a fit alone, on one rank: forward, backward and optimizer, on batches in memory.
+
+    It is the yardstick, not a contender: nothing is read and no gradient is reduced.
+
+    Args:
+        case: settings of the case: ``steps`` per operation, and ``batch_size``.
+        seed: seed of the random rows.
+    """
+
+    def __init__(self, case: Mapping[str, Any], seed: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.model = make_model()
+        self._optimizer = make_optimizer(self.model.parameters())
+        self._steps = case["steps"]
+        generator = torch.Generator().manual_seed(seed)
+        shape = (_NUM_BATCHES, case["batch_size"], WIDTH + 1)
+        self._batches = list(torch.rand(shape, generator=generator))
+        self._loss = torch.zeros(())
+
+    def run(self, operations: int) -> None:
+        """Run the steps of this number of operations."""
+        from torch.nn.functional import mse_loss
+
+        for step in range(operations * self._steps):
+            batch = self._batches[step % _NUM_BATCHES]
+            self._optimizer.zero_grad()
+            outputs = self.model(batch[:, :WIDTH]).squeeze(1)
+            self._loss = mse_loss(outputs, batch[:, WIDTH])
+            self._loss.backward()
+            self._optimizer.step()
+
+    def check(self) -> None:
+        """Raise an ``AssertionError`` if the loss is not finite."""
+        assert math.isfinite(float(self._loss.detach())), "the weights are no longer numbers"

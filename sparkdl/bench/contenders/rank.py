@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.bench.contenders.allreduce import CONTENDERS, AllreduceTrial
-from sparkdl.bench.contenders.arithmetic import ArithmeticTrial
 from sparkdl.bench.contenders.feed import FeedTrial
+from sparkdl.bench.contenders.fit_task import ArithmeticTrial
 from sparkdl.bench.contenders.link import LinkTrial
 from sparkdl.bench.contenders.parallel import ParallelTrial
 from sparkdl.bench.contenders.scaling import AccuracyTrial, ScalingTrial

@@ -22,7 +22,7 @@ from sparkdl.estimators.fit.fit import (
     fit_on_rows,
     with_param_maps,
 )
-from sparkdl.estimators.fit.inputs import check_columns, column_names
+from sparkdl.estimators.fit.inputs import named_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
@@ -56,9 +56,14 @@ M = TypeVar("M", bound=TorchModel)
 class FittingEstimator(Estimator[M], CheckedParams):
     """An estimator whose ``fit`` trains on ranks.
 
-    A subclass defines :meth:`check_values`, which checks its Params, :meth:`params_of_fit`, which returns the Params of
-    a fit, and :meth:`model_class`, the class of the model that a fit returns.
+    A subclass defines :meth:`check_values`, which checks its Params, and :meth:`params_of_fit`, which returns the
+    Params of a fit.
+
+    Attributes:
+        model_class: class of the models that fits return.
     """
+
+    model_class: type[M]
 
     @abstractmethod
     def check_values(self) -> None:
@@ -72,26 +77,14 @@ class FittingEstimator(Estimator[M], CheckedParams):
     def params_of_fit(self) -> _TorchEstimatorParams:
         """Return the Params of one fit; ``learn`` adds what is learned from the rows."""
 
-    def columns_of_fit(self) -> list[str]:
-        """Return the columns of a DataFrame that a fit reads."""
-        return column_names(self.params_of_fit())
-
-    def check_columns_of_fit(self, available: Sequence[str]) -> None:
-        """Check that a DataFrame has these columns.
-
-        Raises:
-            DataError: if a column is missing; the message names Param and column, and the columns of the DataFrame.
-        """
-        check_columns(self.params_of_fit(), available)
+    def columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
+        """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
+        return named_columns(self.params_of_fit())
 
     def planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
         """Return the Params of a fit, and estimated row counts; None if it trains on the DataFrame's own rows."""
         del dataset
         return self.params_of_fit(), None
-
-    @abstractmethod
-    def model_class(self) -> type[M]:
-        """Return the class of the models that fits return."""
 
     @overload
     def fit(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> M: ...
@@ -171,7 +164,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         return jobs_of(f"fit {type(self).__name__}")
 
     def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
-        model = self.model_class()(saved, summary)
+        model = self.model_class(saved, summary)
         # As in all models of Spark ML: Param maps with the estimator's Params then apply to the model as well.
         model._resetUid(self.uid)
         return self._copyValues(model)
@@ -183,6 +176,8 @@ class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedI
 
     The arguments are the Params; ``help(TorchEstimator)`` lists them with their defaults.
     """
+
+    model_class = TorchModel
 
     @keyword_only
     def __init__(
@@ -208,7 +203,3 @@ class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedI
     def params_of_fit(self) -> TorchEstimator:
         """Return the Params of one fit: this estimator."""
         return self
-
-    def model_class(self) -> type[TorchModel]:
-        """Return the class of the models that fits return."""
-        return TorchModel

@@ -22,6 +22,7 @@ from sparkdl.data.spark.columns import (
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
+from sparkdl.estimators.params.table import default_values
 from sparkdl.estimators.persistence import MODULE, SavedInFolder, read_metadata, restore, write_params
 from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
@@ -63,7 +64,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
     def __init__(self, saved: SavedModel, summary: TrainingSummary | None = None) -> None:
         super().__init__()
-        self._set_defaults()
+        self._setDefault(**default_values(type(self)))
         self._saved = saved
         self._summary = summary or TrainingSummary()
         self._scoring = ScoringModels(saved)

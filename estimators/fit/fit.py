@@ -27,7 +27,7 @@ from sparkdl.estimators.fit.checkpoints import (
     newest_position,
     with_checkpoints,
 )
-from sparkdl.estimators.fit.inputs import check_columns, check_picklable, prepare_fit
+from sparkdl.estimators.fit.inputs import check_columns, check_picklable, named_columns, prepare_fit
 from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.tracking import (
@@ -91,7 +91,7 @@ def fit_on_rows(
     Raises:
         SparkdlError: as :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
-    check_columns(params, rows.available)
+    check_columns(params, named_columns(params), rows.available)
     check_picklable(params)
     elastic = _elastic_limits(params)
     check_cluster(

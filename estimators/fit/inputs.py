@@ -34,13 +34,14 @@ from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, t
 from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import spec_fields
-from sparkdl.estimators.params.training import best_goal_of, patience_of
+from sparkdl.estimators.params.training import best_goal_of
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.model.architecture import split_module
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
 from sparkdl.model.losses import prediction_kind
 from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.training.callbacks import Patience
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.spec import DRAWN, Goal, TrainingSpec
@@ -204,11 +205,25 @@ class FitInputs:
     example: dict[str, npt.NDArray[Any]]
 
 
+def named_columns(params: _TorchEstimatorParams) -> list[tuple[Param[Any], Sequence[str]]]:
+    """Return the columns that a fit reads, with the Params that name them.
+
+    They are features, labels, and weight and indicator columns if they are set.
+    """
+    others = (
+        (params.weightCol, params.weight_column()),
+        (params.validationIndicatorCol, validation_column(params)),
+    )
+    return [
+        (params.featuresCol, params.getFeaturesCols()),
+        (params.labelCol, params.label_names()),
+        *((param, [name]) for param, name in others if name is not None),
+    ]
+
+
 def column_names(params: _TorchEstimatorParams) -> list[str]:
-    """Return the columns that a fit reads: features, labels, and weight and indicator columns if they are set."""
-    others = (params.weight_column(), validation_column(params))
-    names = [*params.getFeaturesCols(), *params.label_names(), *(name for name in others if name is not None)]
-    return list(dict.fromkeys(names))
+    """Return the names of the columns that a fit reads."""
+    return list(dict.fromkeys(name for _, names in named_columns(params) for name in names))
 
 
 def check_picklable(params: _TorchEstimatorParams) -> None:
@@ -427,12 +442,17 @@ def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
 def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
     """Build the spec; the only place where Spark's Params become the fields of the spec."""
     best, watched = _goals(params)
+    patience = params.getEarlyStoppingPatience()
     return TrainingSpec(
         **spec_fields(params),
         inputs=found.inputs,
         heads=heads,
         best=best,
-        patience=patience_of(params),
+        patience=(
+            None
+            if patience is None
+            else Patience(epochs=patience, min_delta=params.getEarlyStoppingMinDelta())
+        ),
         watched=watched,
         weight=params.weight_column(),
         cache=None if params.getCache() == "off" else params.getCache(),
@@ -473,29 +493,15 @@ def _first_rows(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.
     raise AssertionError("a dataset with rows has a first batch")
 
 
-def check_columns(params: _TorchEstimatorParams, available: Sequence[str]) -> None:
+def check_columns(
+    params: Params, named: Iterable[tuple[Param[Any], Sequence[str]]], available: Sequence[str]
+) -> None:
     """Check that a DataFrame has the columns that Params name.
 
     Raises:
         DataError: if a column is missing, or several columns have its name; the message names Param and column, and the
             columns of the DataFrame.
     """
-    others = (
-        (params.weightCol, params.weight_column()),
-        (params.validationIndicatorCol, validation_column(params)),
-    )
-    named: list[tuple[Param[Any], Sequence[str]]] = [
-        (params.featuresCol, params.getFeaturesCols()),
-        (params.labelCol, params.label_names()),
-        *((param, [name]) for param, name in others if name is not None),
-    ]
-    check_named_columns(params, named, available)
-
-
-def check_named_columns(
-    params: Params, named: Iterable[tuple[Param[Any], Sequence[str]]], available: Sequence[str]
-) -> None:
-    """Check that a DataFrame has the columns that the given Params name; see :func:`check_columns`."""
     num_columns = Counter(available)
     for param, names in named:
         for name in names:

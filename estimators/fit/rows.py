@@ -51,7 +51,8 @@ class RowsNeeded:
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
     """Return the columns that a fit writes, and how; the Params have to be checked before."""
     store = params.getStore()
-    keeps_decimals = params.keeps_decimals()
+    prepares = params.learns or params.getPrepareFeatures() is not None
+    keeps_decimals = prepares and not params.learns  # the user's function gets them unchanged
     weight = params.weight_column()
     weights = [] if weight is None else [weight]
     features = [] if keeps_decimals else params.getFeaturesCols()
@@ -60,8 +61,8 @@ def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
         store_url=store.url,
         keep_for=store.keep_for,
         vector_dtype=params.vector_dtype(),
-        allow_ragged=params.getPaddingValue() is not None or params.prepares_features(),
-        numbers=(*([] if params.prepares_features() else features), *weights),
+        allow_ragged=params.getPaddingValue() is not None or prepares,
+        numbers=(*([] if prepares else features), *weights),
         doubles=(*features, *params.label_names(), *weights),
         keeps_decimals=keeps_decimals,
     )

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -27,20 +26,10 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="CheckedParams")
 
 
-def to_numbers(value: Any) -> Sequence[float]:
-    """Type converter for a list or an array of numbers."""
-    return TypeConverters.toListFloat(value)
-
-
-def to_integers(value: Any) -> Sequence[int]:
-    """Type converter for a list or an array of whole numbers."""
-    return TypeConverters.toListInt(value)
-
-
-def to_strings(value: Any) -> Sequence[str]:
-    """Type converter for a list of strings."""
-    return TypeConverters.toListString(value)
-
+# pyspark's converters for lists and arrays, with types by which setters take any sequence.
+to_numbers: Callable[[Any], Sequence[float]] = TypeConverters.toListFloat
+to_integers: Callable[[Any], Sequence[int]] = TypeConverters.toListInt
+to_strings: Callable[[Any], Sequence[str]] = TypeConverters.toListString
 
 _TAKES: dict[Any, str] = {
     TypeConverters.toInt: "a whole number",
@@ -100,12 +89,9 @@ class CheckedParams(Params):
     _input_kwargs: dict[str, Any]
     """Arguments of the constructor; pyspark's ``keyword_only`` stores them here."""
 
-    def _set_defaults(self) -> None:
-        self._setDefault(**default_values(type(self)))
-
     def _set_arguments(self) -> None:
         """Set the constructor's arguments, and drop the references to them, so that a replaced model is not kept."""
-        self._set_defaults()
+        self._setDefault(**default_values(type(self)))
         self.setParams(**self.__dict__.pop("_input_kwargs"))
 
     def setParams(self: P, **params: Any) -> P:
@@ -124,7 +110,7 @@ class CheckedParams(Params):
     def _set(self: P, **params: Any) -> P:
         for name, given in params.items():
             if not self.hasParam(name):
-                raise self._unknown(name)
+                raise ParamError(_unknown(type(self), name, [param.name for param in self.params]))
             param = self.getParam(name)
             if given is None:
                 self.clear(param)
@@ -135,9 +121,6 @@ class CheckedParams(Params):
             except (TypeError, ValueError) as error:
                 raise _wrong_type(param, given, error) from error
         return self
-
-    def _unknown(self, name: str) -> ParamError:
-        return ParamError(_unknown(type(self), name, [param.name for param in self.params]))
 
 
 def _unknown(cls: type, name: str, names: Sequence[str]) -> str:
@@ -180,22 +163,17 @@ def _wrong_type(param: Param[Any], value: Any, error: Exception) -> ParamTypeErr
 ParamsT = TypeVar("ParamsT", bound=Params)
 
 
-@dataclass(frozen=True)
 class OneOf:
     """Type converter for one of several strings; raises TypeError for any other value."""
 
-    choices: tuple[str, ...]
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
 
     def __call__(self, value: Any) -> str:
         """Return the value if it is one of the choices."""
         if value not in self.choices:
             raise TypeError(f"{value!r} is none of {', '.join(map(repr, self.choices))}")
         return str(value)
-
-
-def one_of(*choices: str) -> OneOf:
-    """Return a type converter for one of several strings."""
-    return OneOf(choices)
 
 
 def check_callable(param: Param[Any], given: object) -> None:

@@ -136,6 +136,9 @@ class ClassArguments(SharedArguments, total=False):
 class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjective, HasFunctions):
     """Params of the estimator: the shared Params, how the model is called, and Params that hold Python objects."""
 
+    learns = False
+    """Whether :meth:`learn` makes the model, and the function that prepares features, from the rows."""
+
     def weight_column(self) -> str | None:
         """Return the column of row weights, if one is set."""
         return (self.getWeightCol() or None) if self.isSet(self.weightCol) else None
@@ -149,14 +152,6 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
     def object_params(self) -> list[Param[Any]]:
         """Return the Params that are set and hold a Python object, such as a module or a function."""
         return [entry for entry in entries_of(self) if entry.holds_object and self.isSet(entry)]
-
-    def prepares_features(self) -> bool:
-        """Whether a function makes the model's inputs from the feature columns."""
-        return self.getPrepareFeatures() is not None
-
-    def keeps_decimals(self) -> bool:
-        """Whether decimals among the features stay decimals instead of being cast to doubles."""
-        return self.prepares_features()
 
     def vector_dtype(self) -> str:
         """Return the dtype in which Spark ML vectors are stored: float64 if the model takes that, else float32."""

@@ -20,7 +20,7 @@ from pyspark.ml.param.shared import (
 )
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import ParamsT, check_callable, one_of, to_numbers
+from sparkdl.estimators.params.base import OneOf, ParamsT, check_callable, to_numbers
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, between, optional, param
 from sparkdl.estimators.scoring.columns import PREDICTION_TYPES, ScoredColumn
 from sparkdl.model.inputs import GivenBy, PrepareFunction
@@ -41,10 +41,6 @@ def _to_names(value: Any) -> str | list[str]:
     if twice is not None:
         raise TypeError(f"the list names {twice!r} more than once; name each column once")
     return names
-
-
-def _as_list(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
 
 
 Labels: TypeAlias = Sequence[Any]
@@ -83,14 +79,12 @@ class HasFeatureColumns(HasFeaturesCol):
         more="The columns hold numbers, vectors or arrays. Integers stay integers if the model takes integers, as an "
         "embedding does.",
     )
+    setFeaturesCol = featuresCol.setter()
 
     def getFeaturesCols(self) -> list[str]:
         """Return the feature columns, always as a list."""
-        return _as_list(self.getOrDefault(self.featuresCol))
-
-    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
-        """Set the feature column, or several."""
-        return self._set(featuresCol=value)
+        names: str | list[str] = self.getOrDefault(self.featuresCol)
+        return [names] if isinstance(names, str) else names
 
 
 class HasLabelColumns(HasLabelCol):
@@ -104,6 +98,7 @@ class HasLabelColumns(HasLabelCol):
         "latter are indexed in ascending order, and predictions have their values. Decimals become doubles. With a "
         "list of columns, the model returns a tuple in the order of the list, or a dict by column name.",
     )
+    setLabelCol = labelCol.setter()
     lossWeights, getLossWeights, setLossWeights = optional(
         to_numbers,
         "weights of the losses of the label columns in their sum (> 0); default: 1 for each",
@@ -113,11 +108,8 @@ class HasLabelColumns(HasLabelCol):
 
     def getLabelCols(self) -> list[str]:
         """Return the label columns, always as a list."""
-        return _as_list(self.getOrDefault(self.labelCol))
-
-    def setLabelCol(self: ParamsT, value: str | Sequence[str] | None) -> ParamsT:
-        """Set the label column, or several."""
-        return self._set(labelCol=value)
+        names: str | list[str] = self.getOrDefault(self.labelCol)
+        return [names] if isinstance(names, str) else names
 
 
 class HasLabels(Params):
@@ -157,7 +149,7 @@ class HasModelInputs(Params):
     """Params for how the user's model is called with the features."""
 
     passFeaturesBy, getPassFeaturesBy, setPassFeaturesBy = param(
-        cast("Callable[[Any], GivenBy]", one_of(*PASSED_BY)),
+        cast("Callable[[Any], GivenBy]", OneOf(*PASSED_BY)),
         "how the features are passed to the model: position (in the order of featuresCol), name (as keyword arguments "
         "with the names of the columns) or matrix (as one matrix of columns that hold one number per row)",
         default="position",
@@ -192,7 +184,7 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     """
 
     predictionType, getPredictionType, setPredictionType = param(
-        one_of(*PREDICTION_TYPES),
+        OneOf(*PREDICTION_TYPES),
         "type of predictionCol: auto, double, long, array or vector",
         default="auto",
         more='``"auto"`` is the type of the label column for classes, and double or array otherwise. ``"double"`` and '

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from sparkdl.collective import TRANSPORTS, WIRES
 from sparkdl.data import Store
 from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError, did_you_mean
-from sparkdl.estimators.params.base import ParamsT, one_of
+from sparkdl.estimators.params.base import OneOf, ParamsT
 from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
+from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, as_dict, settings_of
 from sparkdl.training.spec import BALANCES
 
 if TYPE_CHECKING:
@@ -56,21 +58,8 @@ def _parallelism(given: Mapping[str, Any]) -> Parallelism:
     return Parallelism(**given)
 
 
-def _to_synchronization(value: Any) -> dict[str, Any]:
-    from sparkdl import slow_links  # few fits need it
-
-    return _to_settings(value, slow_links.SYNCHRONIZATIONS, "{'kind': 'DiLoCo', 'every': 32}")
-
-
-def _to_compression(value: Any) -> dict[str, Any]:
-    from sparkdl import slow_links
-
-    return _to_settings(value, slow_links.COMPRESSIONS, "{'kind': 'PowerSGD', 'rank': 4}")
-
-
-def _to_settings(value: Any, kinds: tuple[type[Any], ...], example: str) -> dict[str, Any]:
-    from sparkdl.slow_links import as_dict, settings_of
-
+def _to_settings(value: Any, *, kinds: tuple[type[Any], ...], example: str) -> dict[str, Any]:
+    """Convert a value of one of several classes, or a dict, to a dict of its settings."""
     if isinstance(value, kinds):
         return as_dict(value)
     if not isinstance(value, Mapping):
@@ -84,11 +73,6 @@ def _to_settings(value: Any, kinds: tuple[type[Any], ...], example: str) -> dict
 def _check_filled(param: Param[Any], value: str) -> None:
     if not value.strip():
         raise ParamError(f"Param {param.name} is {value!r}, an empty name. Give it a name, or do not set it.")
-
-
-def _check_parallelism(param: Param[Any], value: Mapping[str, Any]) -> None:
-    del param
-    _parallelism(value)
 
 
 class HasRanks(Params):
@@ -114,17 +98,17 @@ class HasRanks(Params):
         more="These are the threads of torch, BLAS libraries, Arrow and tokenizers. The default is lower if the "
         "executor may use fewer cores, by its affinity or the quota of its container.",
     )
-    parallelism = Entry(
+    parallelism: Entry[Any] = Entry(
         _to_parallelism,
         "how the model is divided among ranks: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each "
         "rank has a replica",
-        check=_check_parallelism,
         field="parallelism",
         more="``shard`` divides weights, gradients and optimizer state of any model; ``tensor`` needs a plan and "
         "``context`` position numbers, see docs/parallelism.md. The product of the sizes is numWorkers.",
     )
+    setParallelism = parallelism.setter()
     balance, getBalance, setBalance = param(
-        one_of(*BALANCES),
+        OneOf(*BALANCES),
         "how the rows of a step are divided among ranks: equal, or speed for rows in proportion to the measured speed "
         "of each rank",
         default="equal",
@@ -154,14 +138,14 @@ class HasRanks(Params):
         field="replaces_stragglers",
     )
     transport, getTransport, setTransport = param(
-        one_of(*TRANSPORTS),
+        OneOf(*TRANSPORTS),
         "transport of the gradients between ranks: auto, native, shm, tcp, mpi, hierarchical or hierarchical-mpi",
         default="auto",
         more="``hierarchical`` and ``hierarchical-mpi`` are for several hosts with GPUs: they use NCCL within a "
         "host, and TCP or MPI between hosts.",
     )
     wire, getWire, setWire = param(
-        one_of(*WIRES),
+        OneOf(*WIRES),
         "dtype in which sums of float32, such as those of gradients, are sent between hosts: float32, or bfloat16 or "
         "float16 for rounded values",
         default="float32",
@@ -170,75 +154,59 @@ class HasRanks(Params):
         'unless ``transport="hierarchical"``; ranks then warn that ``wire`` has no effect.',
     )
 
-    synchronization = Entry(
-        _to_synchronization,
+    synchronization: Entry[Any] = Entry(
+        partial(_to_settings, kinds=SYNCHRONIZATIONS, example="{'kind': 'DiLoCo', 'every': 32}"),
         "how often ranks synchronize weights that each updates by itself: a LocalSGD or DiLoCo of sparkdl.torch, or a "
         "dict; default: they average gradients in each step",
         field="synchronization",
         more="For slow links between hosts, see docs/slow_links.md.",
     )
-    compression = Entry(
-        _to_compression,
+    setSynchronization = synchronization.setter()
+    compression: Entry[Any] = Entry(
+        partial(_to_settings, kinds=COMPRESSIONS, example="{'kind': 'PowerSGD', 'rank': 4}"),
         "how ranks compress the gradients that they send: a PowerSGD or TopK of sparkdl.torch, or a dict; default: not "
         "at all",
         field="compression",
         more="For slow links between hosts, on CPU ranks, see docs/slow_links.md.",
     )
+    setCompression = compression.setter()
 
     def getParallelism(self) -> Parallelism | None:
         """Return how the model is divided among ranks; None for a replica on each rank."""
         if not self.isSet(self.parallelism):
             return None
-        given: dict[str, Any] = self.getOrDefault(self.parallelism)
-        return _parallelism(given)
-
-    def setParallelism(self: ParamsT, value: Parallelism | Mapping[str, Any] | None) -> ParamsT:
-        """Set how the model is divided among ranks."""
-        return self._set(parallelism=value)
+        return _parallelism(self.getOrDefault(self.parallelism))
 
     def getSynchronization(self) -> Synchronization | None:
         """Return how often ranks synchronize their weights; None if they average gradients in each step."""
         if not self.isSet(self.synchronization):
             return None
-        from sparkdl.slow_links import SYNCHRONIZATIONS, settings_of
-
-        given: dict[str, Any] = self.getOrDefault(self.synchronization)
-        made: Synchronization = settings_of(given, SYNCHRONIZATIONS)
+        made: Synchronization = settings_of(self.getOrDefault(self.synchronization), SYNCHRONIZATIONS)
         return made
-
-    def setSynchronization(self: ParamsT, value: Synchronization | Mapping[str, Any] | None) -> ParamsT:
-        """Set how often ranks synchronize their weights."""
-        return self._set(synchronization=value)
 
     def getCompression(self) -> Compression | None:
         """Return how ranks compress gradients; None if they send them as they are."""
         if not self.isSet(self.compression):
             return None
-        from sparkdl.slow_links import COMPRESSIONS, settings_of
-
-        given: dict[str, Any] = self.getOrDefault(self.compression)
-        made: Compression = settings_of(given, COMPRESSIONS)
+        made: Compression = settings_of(self.getOrDefault(self.compression), COMPRESSIONS)
         return made
-
-    def setCompression(self: ParamsT, value: Compression | Mapping[str, Any] | None) -> ParamsT:
-        """Set how ranks compress gradients."""
-        return self._set(compression=value)
 
 
 class HasRows(Params):
     """Params for where the training rows are stored, and how long."""
 
     cache, getCache, setCache = param(
-        one_of("off", "memory", "disk"),
+        OneOf("off", "memory", "disk"),
         "where ranks keep decoded rows after the first epoch: memory or disk, or off to keep none",
         default="off",
         more="Each rank keeps up to 4 GiB of training rows and up to 1 GiB of validation rows.",
     )
-    store = Entry(
+    store: Entry[Any] = Entry(
         _to_store_url,
         "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on the driver's host",
         more="The driver and all executors need access to it.",
     )
+    setStore = store.setter()
     keepRowsSeconds = Entry(
         TypeConverters.toFloat,
         "seconds that the training rows stay in the Store after their last use, for the next fit on the same DataFrame "
@@ -246,6 +214,7 @@ class HasRows(Params):
         check=at_least(0),
         more="With 0 they are removed after the fit.",
     )
+    setKeepRowsSeconds = keepRowsSeconds.setter()
 
     def getStore(self) -> Store:
         """Return the Store."""
@@ -254,19 +223,11 @@ class HasRows(Params):
             return store
         return Store(store.url, keep_for=timedelta(seconds=self.getKeepRowsSeconds()))
 
-    def setStore(self: ParamsT, value: Store | str | None) -> ParamsT:
-        """Set the Store, as an object, path or URL."""
-        return self._set(store=value)
-
     def getKeepRowsSeconds(self) -> float:
         """Return the seconds that the training rows stay in the Store after their last use."""
         if self.isSet(self.keepRowsSeconds):
             return self.getOrDefault(self.keepRowsSeconds)
         return KEEP_FOR.total_seconds()
-
-    def setKeepRowsSeconds(self: ParamsT, value: float | None) -> ParamsT:
-        """Set how long the training rows stay in the Store after their last use."""
-        return self._set(keepRowsSeconds=value)
 
     def _set(self: ParamsT, **params: Any) -> ParamsT:
         store = params.get("store")
@@ -309,6 +270,7 @@ class HasCheckpoints(Params):
         "has lost ranks; default: "
         "numWorkers, or the ranks of one replica of the model if the fit is elastic",
     )
+    setMinWorkers = minWorkers.setter()
     elastic, getElastic, setElastic = param(
         TypeConverters.toBoolean,
         "whether the fit continues with the ranks that are left when others are lost, and takes in new ones",
@@ -322,6 +284,7 @@ class HasCheckpoints(Params):
         "maximum number of ranks of an elastic fit, which takes in further ones where slots are free (>= numWorkers); "
         "default: numWorkers",
     )
+    setMaxWorkers = maxWorkers.setter()
     communicationRetries, getCommunicationRetries, setCommunicationRetries = param(
         TypeConverters.toInt,
         "how often in succession the ranks of an elastic fit meet again and repeat a step whose communication has "
@@ -345,26 +308,18 @@ class HasCheckpoints(Params):
             return self.getOrDefault(self.minWorkers)
         return 1 if self.getElastic() else int(self.getOrDefault("numWorkers"))
 
-    def setMinWorkers(self: ParamsT, value: int | None) -> ParamsT:
-        """Set the minimum number of ranks of a restarted fit."""
-        return self._set(minWorkers=value)
-
     def getMaxWorkers(self) -> int:
         """Return the maximum number of ranks of an elastic fit."""
         if self.isSet(self.maxWorkers):
             return self.getOrDefault(self.maxWorkers)
         return int(self.getOrDefault("numWorkers"))
 
-    def setMaxWorkers(self: ParamsT, value: int | None) -> ParamsT:
-        """Set the maximum number of ranks of an elastic fit."""
-        return self._set(maxWorkers=value)
-
 
 class HasTracking(Params):
     """Params for MLflow, and for the progress display on the driver."""
 
     tracking, getTracking, setTracking = param(
-        one_of("auto", "on", "off"),
+        OneOf("auto", "on", "off"),
         "MLflow tracking: auto (on if MLflow is installed), on or off",
         default="auto",
     )

@@ -109,7 +109,10 @@ class Entry(Param[V]):
 
     def explanation(self, default: Any) -> str:
         """Return the text about the Param for the documentation of a class."""
-        shown = "" if default is None else f"; default {_shown(default)}"
+        shown = f"{default:g}" if isinstance(default, float) else str(default)
+        if isinstance(default, str):
+            shown = f'``"{default}"``'
+        shown = "" if default is None else f"; default {shown}"
         return f"{self.doc}{shown}.{' ' if self.more else ''}{self.more}"
 
 
@@ -292,9 +295,3 @@ def _arguments(made: type, names: list[str], differing: Mapping[str, str]) -> st
         filled = textwrap.fill(f"{name}: {text}", _WIDTH - 8, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
     return "\n".join(lines)
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, str):
-        return f'``"{default}"``'
-    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -11,10 +11,9 @@ from pyspark.ml.param.shared import HasSeed
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import ParamsT, check_callable, check_optimizer, one_of
+from sparkdl.estimators.params.base import OneOf, check_callable, check_optimizer
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
-from sparkdl.model.losses import LossFunction
-from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.callbacks import Callback
 from sparkdl.training.history import EPOCH_METRICS
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
 from sparkdl.training.metrics import Metric
@@ -119,7 +118,7 @@ class HasObjective(Params):
         check=check_optimizer,
         field="optimizer",
     )
-    loss = Entry(
+    loss, getLoss, setLoss = param(
         AsGiven[Any](),
         "loss of torch.nn, or a function of (outputs, labels) that returns the mean loss; or a list with one loss per "
         "label column",
@@ -135,15 +134,6 @@ class HasObjective(Params):
         more="``batch`` is a dict of tensors: the model's inputs, and the label and weight columns by name. Metrics "
         "need the outputs.",
     )
-
-    def getLoss(self) -> LossFunction | Sequence[LossFunction]:
-        """Return the loss, or a list of one loss per label column."""
-        loss: LossFunction | Sequence[LossFunction] = self.getOrDefault(self.loss)
-        return loss
-
-    def setLoss(self: ParamsT, value: LossFunction | Sequence[LossFunction] | None) -> ParamsT:
-        """Set the loss, or a list of one loss per label column."""
-        return self._set(loss=value)
 
 
 class HasFunctions(Params):
@@ -166,28 +156,22 @@ class HasFunctions(Params):
         more="They are computed on the training rows during training, and as ``val_<name>`` on the validation rows "
         "after each epoch. All rows count equally, whatever their weights.",
     )
+    setMetrics = metrics.setter()
     callbacks = Entry(
         AsGiven[Any](),
         "list of sparkdl.estimators.Callback instances; each rank runs copies of them",
         check=check_callbacks,
         field="callbacks",
     )
+    setCallbacks = callbacks.setter()
 
     def getMetrics(self) -> dict[str, Metric]:
         """Return the metrics by name; an empty dict if they are not set."""
         return dict(self.getOrDefault(self.metrics)) if self.isSet(self.metrics) else {}
 
-    def setMetrics(self: ParamsT, value: Mapping[str, Metric] | None) -> ParamsT:
-        """Set the metrics by name."""
-        return self._set(metrics=value)
-
     def getCallbacks(self) -> tuple[Callback, ...]:
         """Return the callbacks; an empty tuple if they are not set."""
         return tuple(self.getOrDefault(self.callbacks)) if self.isSet(self.callbacks) else ()
-
-    def setCallbacks(self: ParamsT, value: Sequence[Callback] | None) -> ParamsT:
-        """Set the callbacks."""
-        return self._set(callbacks=value)
 
 
 class HasTraining(HasSeed):
@@ -231,13 +215,13 @@ class HasTraining(HasSeed):
         field="shuffle",
     )
     schedulerInterval, getSchedulerInterval, setSchedulerInterval = param(
-        one_of(*INTERVALS),
+        OneOf(*INTERVALS),
         "interval at which the scheduler is stepped: epoch, or step for each update of the weights",
         default="epoch",
         field="scheduler_interval",
     )
     learningRateScaling, getLearningRateScaling, setLearningRateScaling = param(
-        one_of(*SCALINGS),
+        OneOf(*SCALINGS),
         "factor applied to the optimizer's learning rate: none (1), linear (numWorkers) or sqrt (square "
         "root of numWorkers)",
         default="none",
@@ -266,7 +250,7 @@ class HasTraining(HasSeed):
         field="max_grad_norm",
     )
     precision, getPrecision, setPrecision = param(
-        one_of(*PRECISIONS),
+        OneOf(*PRECISIONS),
         "precision of the model's computations with torch's autocast: float32, bfloat16, float16 or float8",
         default="float32",
         field="precision",
@@ -322,7 +306,7 @@ class HasTraining(HasSeed):
         "kept in the memory of rank 0's host, as a second copy of the model.",
     )
     bestMode, getBestMode, setBestMode = optional(
-        one_of(*MODES),
+        OneOf(*MODES),
         "whether the best value of bestMetric is its minimum or its maximum: min or max; default: min for a loss",
         more="It is required if bestMetric is a metric.",
     )
@@ -333,12 +317,6 @@ class HasTraining(HasSeed):
         if of_all is None:
             return self.getOrDefault(self.batchSize)
         return of_all // int(self.getOrDefault("numWorkers"))
-
-
-def patience_of(params: HasTraining) -> Patience | None:
-    """Return the early-stopping settings for the spec; None if they are not set."""
-    epochs = params.getEarlyStoppingPatience()
-    return None if epochs is None else Patience(epochs=epochs, min_delta=params.getEarlyStoppingMinDelta())
 
 
 def best_goal_of(params: HasTraining, available: Sequence[str]) -> Goal | None:

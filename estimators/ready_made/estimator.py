@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -27,7 +27,8 @@ from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import split_rows
-from sparkdl.estimators.params.base import ParamsT
+from sparkdl.estimators.params.inputs import HasFeatureColumns
+from sparkdl.estimators.params.table import check_entries
 from sparkdl.estimators.persistence import SavedInFolder
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
@@ -67,9 +68,10 @@ class Recipe:
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[Any]):
     """Base of estimators that make their model themselves, from the content of the rows."""
 
-    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
-        """Set the feature column, or several."""
-        return self._set(featuresCol=value)
+    vector_dtype = "float32"
+    """Dtype in which Spark ML vectors are stored."""
+
+    setFeaturesCol = HasFeatureColumns.setFeaturesCol
 
     @abstractmethod
     def make(
@@ -92,7 +94,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
         Raises:
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
-        self.check_ranges()
+        check_entries(self)
         self.params_of_fit().check_values()
 
     def params_of_fit(self) -> TorchEstimator:
@@ -103,13 +105,11 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
         """Return the path of the file or folder that :meth:`make` reads weights from; None if it reads none."""
         return None
 
-    def vector_dtype(self) -> str:
-        """Return the dtype in which Spark ML vectors are stored."""
-        return "float32"
-
 
 class _LearningEstimator(TorchEstimator):
     """The estimator of one fit of a ready-made estimator; :meth:`learn` completes it by model and loss."""
+
+    learns = True
 
     def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
         super().__init__(
@@ -129,14 +129,8 @@ class _LearningEstimator(TorchEstimator):
     def check_values(self) -> None:
         self.check_settings()
 
-    def prepares_features(self) -> bool:
-        return True
-
-    def keeps_decimals(self) -> bool:
-        return False
-
     def vector_dtype(self) -> str:
-        return self._of.vector_dtype()
+        return self._of.vector_dtype
 
     def further_params(self) -> dict[str, object]:
         given = self._of.extractParamMap()
@@ -174,11 +168,8 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
     (output,) = saved.signature.outputs
     (found,) = Predictor(saved, batch_size=1).answer(row, (answer,)).values()
     if answer == "prediction":
-        return (
-            called(found[answer], output)[0].item()
-            if output.classes is None
-            else called(found[answer], output)[0]
-        )
+        value = called(found[answer], output)[0]
+        return value.item() if output.classes is None else value
     return Vectors.dense(found[answer][0])
 
 
@@ -284,9 +275,7 @@ class _ReadyMadeModel(TorchModel):
         """Return the prediction for one row: the value of its feature column, or a dict or Row of the columns."""
         return answer_row(self.saved, value, "prediction")
 
-    def setFeaturesCol(self: ParamsT, value: str | Sequence[str]) -> ParamsT:
-        """Set the feature column, or several."""
-        return self._set(featuresCol=value)
+    setFeaturesCol = HasFeatureColumns.setFeaturesCol
 
 
 class TorchClassificationModel(_ReadyMadeModel, ClassificationModel):

@@ -21,7 +21,7 @@ from torch import nn
 
 from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.params.base import ParamsT, one_of, to_integers
+from sparkdl.estimators.params.base import OneOf, to_integers
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 NORMALIZATIONS = ("learned", "imagenet", "none")
 
 
-def _to_size(value: Any) -> list[int]:
+def _to_size(value: Any) -> Any:
     """Convert one number of pixels (for a square), or height and width, to a list of height and width."""
     sides = [value, value] if isinstance(value, int) else TypeConverters.toListInt(value)
     if len(sides) != 2:
@@ -91,14 +91,14 @@ def _to_augmentations(value: Any) -> Sequence[str]:
 class HasImages(Params):
     """Params for the conversion of images to the inputs of a network."""
 
-    imageSize = Entry(
+    imageSize, getImageSize, setImageSize = optional(
         _to_size,
         "height and width, or one number for both, to which images are resized (> 0); default: their median size",
         check=at_least(1),
         more="The median size is scaled down if its longer side is above 224.",
     )
     resizeMode, getResizeMode, setResizeMode = param(
-        one_of(*RESIZE_MODES),
+        OneOf(*RESIZE_MODES),
         "how images with other proportions are resized: crop (only the middle part is kept) or stretch",
         default="crop",
     )
@@ -109,7 +109,7 @@ class HasImages(Params):
         check=_check_shape,
     )
     normalization, getNormalization, setNormalization = optional(
-        one_of(*NORMALIZATIONS),
+        OneOf(*NORMALIZATIONS),
         "mean and standard deviation that normalize the channels: learned (from the rows), imagenet or none; default: "
         "those of the pretrained weights if backboneWeights is pretrained, else learned",
     )
@@ -119,14 +119,6 @@ class HasImages(Params):
         "the sides)",
         default=[],
     )
-
-    def getImageSize(self) -> list[int] | None:
-        """Return height and width to which images are resized; None if they are not set."""
-        return self.getOrDefault(self.imageSize) if self.isSet(self.imageSize) else None
-
-    def setImageSize(self: ParamsT, value: int | Sequence[int] | None) -> ParamsT:
-        """Set height and width, or one number for both, to which images are resized."""
-        return self._set(imageSize=value)
 
 
 class HasBackbone(Params):
@@ -341,6 +333,7 @@ class ImageClassifier(
     :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
     """
 
+    model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
 
     @keyword_only
@@ -366,9 +359,13 @@ class ImageClassifier(
         super().__init__()
         self._set_arguments()
 
-    def check_ranges(self) -> None:
-        """Check all Params, as far as that needs no data; see :meth:`check_values`."""
-        super().check_ranges()
+    def check_values(self) -> None:
+        """Check all Params, as far as that needs no data.
+
+        Raises:
+            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
+        """
+        super().check_values()
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and ImageClassifier takes one column of images."
@@ -460,7 +457,3 @@ class ImageClassifier(
         """Return the path of the file of weights, or None."""
         weights = self.getBackboneWeights()
         return None if weights in (NO_WEIGHTS, PRETRAINED) else weights
-
-    def model_class(self) -> type[TorchClassificationModel]:
-        """Return the class of the models that fits return."""
-        return TorchClassificationModel

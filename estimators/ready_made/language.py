@@ -28,7 +28,7 @@ from sparkdl.data.spark.columns import check_session, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
-from sparkdl.estimators.fit.inputs import check_named_columns
+from sparkdl.estimators.fit.inputs import check_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, check_of, with_arguments
@@ -294,6 +294,7 @@ class LanguageModel(
     the number of packed rows.
     """
 
+    model_class = LanguageModelModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
 
     @keyword_only
@@ -384,19 +385,8 @@ class LanguageModel(
         """Return the Params of a fit on packed rows, without the network."""
         return self._estimator(None)
 
-    def columns_of_fit(self) -> list[str]:
-        """Return the columns of a DataFrame that a fit reads."""
-        return [name for _, names in self._named_columns() for name in names]
-
-    def check_columns_of_fit(self, available: Sequence[str]) -> None:
-        """Check that a DataFrame has these columns.
-
-        Raises:
-            DataError: if a column is missing; the message names Param and column, and the columns of the DataFrame.
-        """
-        check_named_columns(self, self._named_columns(), available)
-
-    def _named_columns(self) -> list[tuple[Param[Any], list[str]]]:
+    def columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
+        """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
         corpus = self.getCorpusCol()
         return [
             (self.featuresCol, self.getFeaturesCols()),
@@ -405,16 +395,12 @@ class LanguageModel(
 
     def planned(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
         """Return the Params of a fit, and the number of packed rows, estimated from the first texts."""
-        self.check_columns_of_fit(dataset.columns)
+        check_columns(self, self.columns_of_fit(), dataset.columns)
         tokenizer, beginning = self._make(dataset)
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
         length = self.getMaxLength()
         rows = estimated_rows(dataset, texts, self._blend(), length=length, tokenizer=tokenizer)
         return self._estimator(beginning.network), rows
-
-    def model_class(self) -> type[LanguageModelModel]:
-        """Return the class of the models that fits return."""
-        return LanguageModelModel
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
         """Return a thread-safe iterator of ``(index, model)``, with a model and packed rows for each Param map."""
@@ -444,23 +430,16 @@ class LanguageModel(
     def _prepared(
         self, dataset: DataFrame
     ) -> Iterator[tuple[Beginning, DataFrame, LanguageTokenizer | TokenNumbers]]:
-        self.check_columns_of_fit(dataset.columns)
+        """Give the network at the beginning of a fit, its packed rows within this context, and the tokenizer."""
+        check_columns(self, self.columns_of_fit(), dataset.columns)
         tokenizer, beginning = self._make(dataset)
-        with self._packed(dataset, tokenizer, beginning.network.decoder) as rows:
-            yield beginning, rows, tokenizer
-
-    @contextmanager
-    def _packed(
-        self, dataset: DataFrame, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module
-    ) -> Iterator[DataFrame]:
-        """Give the packed rows to train on, within this context."""
-        texts = self._texts(dataset, tokenizer, decoder)
-        blend = self._blend()
+        texts = self._texts(dataset, tokenizer, beginning.network.decoder)
+        blend, length = self._blend(), self.getMaxLength()
         if blend is None:
-            yield packed(dataset, texts, length=self.getMaxLength(), tokenizer=tokenizer)
+            yield beginning, packed(dataset, texts, length=length, tokenizer=tokenizer), tokenizer
             return
-        with blended_rows(dataset, texts, blend, length=self.getMaxLength(), tokenizer=tokenizer) as rows:
-            yield rows
+        with blended_rows(dataset, texts, blend, length=length, tokenizer=tokenizer) as rows:
+            yield beginning, rows, tokenizer
 
     def _texts(
         self, dataset: DataFrame, tokenizer: LanguageTokenizer | TokenNumbers, decoder: nn.Module

@@ -9,7 +9,7 @@ from pyspark.ml.param import Params, TypeConverters
 
 from sparkdl.data.blend.mixture import Mixture
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import one_of
+from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.table import at_least, optional, param
 from sparkdl.networks.language import ANSWERS
 
@@ -21,7 +21,7 @@ class HasGeneration(Params):
     """Params for the output of a language model for texts."""
 
     output, getOutput, setOutput = param(
-        one_of(*ANSWERS),
+        OneOf(*ANSWERS),
         "output of transform for a text: continuation (a text), logLikelihood (an array of two numbers: the sum of the "
         "log-probabilities of the tokens after the first, and the number of these tokens) or embedding (the mean of "
         "the last layer's output)",

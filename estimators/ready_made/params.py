@@ -11,7 +11,7 @@ from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.params.base import ParamsT
 from sparkdl.estimators.params.estimator import _SharedParams
 from sparkdl.estimators.params.inputs import HasLabels, HasScoredColumns, labels_by_column
-from sparkdl.estimators.params.table import Entry, above, at_least, between, check_entries, param
+from sparkdl.estimators.params.table import Entry, above, at_least, between, param
 from sparkdl.estimators.params.training import HasFunctions
 
 if TYPE_CHECKING:
@@ -58,14 +58,6 @@ class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW, HasDr
     def setLabelCol(self: ParamsT, value: str) -> ParamsT:
         """Set the label column."""
         return self._set(labelCol=value)
-
-    def check_ranges(self) -> None:
-        """Check the Params that are set, each individually.
-
-        Raises:
-            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
-        """
-        check_entries(self)
 
 
 class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):

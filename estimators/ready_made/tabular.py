@@ -195,9 +195,7 @@ _FEATURES = 'column of numbers or vectors, or list of columns of numbers, vector
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """Base of both estimators for tables."""
 
-    def vector_dtype(self) -> str:
-        """Return float64, as vectors are standardized before they are rounded to the layers' float32."""
-        return "float64"
+    vector_dtype = "float64"  # vectors are standardized before they are rounded to the layers' float32
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
@@ -244,6 +242,8 @@ class TorchClassifier(
     returns a :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
     """
 
+    model_class = TorchClassificationModel
+
     @keyword_only
     def __init__(
         self,
@@ -267,10 +267,6 @@ class TorchClassifier(
         num_classes = self._count_classes(dataset)
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
 
-    def model_class(self) -> type[TorchClassificationModel]:
-        """Return the class of the models that fits return."""
-        return TorchClassificationModel
-
 
 @with_arguments(SharedArguments, featuresCol=_FEATURES, labelCol='column of numbers; default ``"label"``.')
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
@@ -281,6 +277,8 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
     the labels. The unit of the labels thus changes only the losses, which are reported in the squared unit. ``fit``
     returns a :class:`TorchRegressionModel`.
     """
+
+    model_class = TorchRegressionModel
 
     @keyword_only
     def __init__(
@@ -308,7 +306,3 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
             held = f"arrays of {column.shape}" if column.shape else f"{column.kind} values"
             raise DataError(f"Column {name!r} holds {held}, and TorchRegressor predicts one number per row.")
         return self._network(self._learn_table(dataset, training, label=name), num_outputs=1)
-
-    def model_class(self) -> type[TorchRegressionModel]:
-        """Return the class of the models that fits return."""
-        return TorchRegressionModel

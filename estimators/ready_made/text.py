@@ -19,7 +19,7 @@ from torch import nn
 from sparkdl.data import ParquetFeed
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.params.base import one_of
+from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
@@ -52,7 +52,7 @@ class HasTexts(Params):
     """Params for the tokens of texts, and for a pretrained network."""
 
     tokenizer, getTokenizer, setTokenizer = param(
-        one_of(*TOKENIZERS),
+        OneOf(*TOKENIZERS),
         "kind of the tokens: words (the most frequent words are learned from the rows) or bytes (in UTF-8)",
         default="words",
     )
@@ -228,6 +228,7 @@ class TextClassifier(
     It returns a :class:`TorchClassificationModel`.
     """
 
+    model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}
 
     @keyword_only
@@ -251,9 +252,13 @@ class TextClassifier(
         super().__init__()
         self._set_arguments()
 
-    def check_ranges(self) -> None:
-        """Check all Params, as far as that needs no data; see :meth:`check_values`."""
-        super().check_ranges()
+    def check_values(self) -> None:
+        """Check all Params, as far as that needs no data.
+
+        Raises:
+            ParamError: if a value cannot work; the message names the Param, its value and what it may be.
+        """
+        super().check_values()
         if len(self.getFeaturesCols()) > 1:
             raise ParamError(
                 f"Param featuresCol is {self.getFeaturesCols()}, and TextClassifier takes one column of texts. Join "
@@ -337,7 +342,3 @@ class TextClassifier(
                 f"most. Lower maxLength to {inputs.max_length}."
             )
         return Recipe(network, inputs, nn.CrossEntropyLoss())
-
-    def model_class(self) -> type[TorchClassificationModel]:
-        """Return the class of the models that fits return."""
-        return TorchClassificationModel

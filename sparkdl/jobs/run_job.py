@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.cli.local_session import quiet_libraries, spark_options, use_own_spark
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import ClusterLostError, ParamError
-from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.estimators.fit.inputs import check_columns, column_names
 from sparkdl.estimators.summary import describe_values
 from sparkdl.identity import differences
 from sparkdl.jobs.identity import ROWS, identity_of
@@ -157,7 +157,7 @@ def run_job(
             ship(code, spark)
             with jobs_of(f"train {job.file.stem}"):
                 frame = open_rows(job, spark)
-                checked.estimator.check_columns_of_fit(frame.columns)
+                check_columns(checked.estimator, checked.estimator.columns_of_fit(), frame.columns)
                 rows = key_of_rows(job, frame, checked.columns)
                 checked = replace(checked, identity={**checked.identity, ROWS: rows})
                 if is_dry_run:
@@ -181,7 +181,7 @@ def _check(job: TrainingJob, code: list[Path]) -> _Checked:
         identity=identity_of(job, checksums(code)),
         output=output,
         earlier_result=output.result(),
-        columns=estimator.columns_of_fit(),
+        columns=list(dict.fromkeys(name for _, names in estimator.columns_of_fit() for name in names)),
     )
 
 

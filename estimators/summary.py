@@ -92,23 +92,15 @@ class TrainingSummary:
         return plot_history(self.history, self.model_epoch)
 
     def __str__(self) -> str:
-        return summary_table(self)
-
-
-def summary_table(summary: TrainingSummary) -> str:
-    """Return a text with a row per epoch, and a row per rank with the shares of its time."""
-    if not summary.history:
-        return "No history: the model was not fitted."
-    seconds = f"{summary.seconds:.1f} s" + (
-        f" and {summary.validation_s:.1f} s of validation" if summary.validation_s else ""
-    )
-    origin = f"; the model is from epoch {summary.model_epoch}" if summary.model_epoch else ""
-    lines = [
-        f"{len(summary.history)} epochs in {seconds}, {summary.rows_per_s:,.0f} rows/s{origin}",
-        "",
-        *_columns(_epochs(summary)),
-    ]
-    return "\n".join([*lines, "", *_columns(_ranks(summary))])
+        """Return a text with a row per epoch, and a row per rank with the shares of its time."""
+        if not self.history:
+            return "No history: the model was not fitted."
+        seconds = f"{self.seconds:.1f} s"
+        if self.validation_s:
+            seconds += f" and {self.validation_s:.1f} s of validation"
+        origin = f"; the model is from epoch {self.model_epoch}" if self.model_epoch else ""
+        head = f"{len(self.history)} epochs in {seconds}, {self.rows_per_s:,.0f} rows/s{origin}"
+        return "\n".join([head, "", *_columns(_epochs(self)), "", *_columns(_ranks(self))])
 
 
 def describe_values(summary: TrainingSummary) -> str:

@@ -129,8 +129,10 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
                 return None
             # In these cases rank 0 loads the model, without further training: the best weights are in another part of
             # the checkpoint, and of large weights the driver would hold copies.
+            tensors = [*spec.model.parameters(), *spec.model.buffers()]
+            num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_sparse)
             is_on_meta = any(parameter.is_meta for parameter in spec.model.parameters())
-            if spec.best is not None or is_on_meta or _num_bytes(spec.model) > MAX_BYTES_ON_DRIVER:
+            if spec.best is not None or is_on_meta or num_bytes > MAX_BYTES_ON_DRIVER:
                 return None
             try:
                 checkpoint.check()
@@ -175,10 +177,6 @@ def newest_position(spec: TrainingSpec) -> str:
             if isinstance(checkpoint, Checkpoint):
                 return f"its checkpoint at {FitManifest(**checkpoint.manifest.about).position}"
     return "the beginning, as no checkpoint was taken yet"
-
-
-def _num_bytes(module: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()) if not tensor.is_sparse)
 
 
 def _load(checkpoint: Checkpoint, spec: TrainingSpec) -> FinishedFit:

@@ -31,7 +31,7 @@ from sparkdl.errors import (
 )
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
-from sparkdl.estimators.fit.split import num_training_rows, split_rows, validation_column
+from sparkdl.estimators.fit.split import split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import spec_fields
 from sparkdl.estimators.params.training import best_goal_of
@@ -292,7 +292,8 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         pair=_different_rows({name: rows[name] for name in inputs.names}),
     )
     check_names((entry.name for entry in probed.inputs.inputs), params)
-    _try_scheduler(params, probed, num_training_rows(training, dataset))
+    num_rows = dataset.num_rows if training is None else sum(training.counts or ())
+    _try_scheduler(params, probed, num_rows)
     _check_precision(params)
     heads = with_classes(probed.heads, probed.num_classes, dataset, named)
     check_indexed_features(inputs, heads)

@@ -189,9 +189,10 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     if len(names) > 1:
         for name, loss in zip(names, modules, strict=True):
             _check_divisor(loss, dataset.column(name))
+    labels = [LabelColumn(name=name, shape=dataset.column(name).shape) for name in names]
     heads = tuple(
-        Head(label=_label(dataset.column(name)), loss=loss, weight=weight)
-        for name, loss, weight in zip(names, modules, weights, strict=True)
+        Head(label=label, loss=loss, weight=weight)
+        for label, loss, weight in zip(labels, modules, weights, strict=True)
     )
     for head in heads:
         _check_kind(head, dataset.column(head.label.name))
@@ -208,7 +209,7 @@ def _head_of_step(column: Column) -> Head:
             f"Column {column.name!r} holds {column.kind} values, and a trainStep gets labels as numbers. Make numbers "
             "of them, as StringIndexer of Spark does; or leave labelCol out where the step needs none."
         )
-    return Head(label=_label(column), loss=None)
+    return Head(label=LabelColumn(name=column.name, shape=column.shape), loss=None)
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:
@@ -308,10 +309,6 @@ def _distinct(dataset: ParquetDataset, column: Column, most: int) -> tuple[Any, 
         if len(found) > most:
             return None
     return tuple(sorted(found))
-
-
-def _label(column: Column) -> LabelColumn:
-    return LabelColumn(name=column.name, shape=column.shape)
 
 
 def _may_be_indexed(head: Head, column: Column) -> bool:

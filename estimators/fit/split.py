@@ -64,17 +64,13 @@ def marked_rows(dataset: ParquetDataset, name: str) -> tuple[RowFilter, RowFilte
             position += len(batch[name])
     others = np.asarray(dataset.row_counts) - marked
     return (
-        RowFilter((name,), partial(_marked, name), tuple(marked.tolist())),
-        RowFilter((name,), partial(_not_marked, name), tuple(others.tolist())),
+        RowFilter((name,), partial(_is_marked, name, True), tuple(marked.tolist())),
+        RowFilter((name,), partial(_is_marked, name, False), tuple(others.tolist())),
     )
 
 
-def _marked(name: str, values: Values) -> npt.NDArray[np.bool_]:
-    return values[name]
-
-
-def _not_marked(name: str, values: Values) -> npt.NDArray[np.bool_]:
-    return ~values[name]
+def _is_marked(name: str, mark: bool, values: Values) -> npt.NDArray[np.bool_]:
+    return values[name] if mark else ~values[name]
 
 
 def split_rows(
@@ -115,11 +111,6 @@ def split_rows(
             f"least one. Lower numWorkers to {num_training}."
         )
     return training, validation
-
-
-def num_training_rows(training: RowChoice | None, dataset: ParquetDataset) -> int:
-    """Return the number of training rows."""
-    return dataset.num_rows if training is None else sum(training.counts or ())
 
 
 def validation_column(params: _TorchEstimatorParams) -> str | None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sparkdl.estimators.scoring.udf import ScoringModel
-from sparkdl.model.architecture import PackedModule, pack_tensors, split_module
-from sparkdl.model.weights_file import num_bytes, write_weights
+from sparkdl.model.architecture import split_module
+from sparkdl.model.weights_file import num_bytes, weights_as_bytes, write_weights
 from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -41,11 +41,6 @@ _sent: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _until_exit = ExitStack()
 """Holds the folders from which a classic driver serves files to its executors, including later ones."""
 atexit.register(_until_exit.close)
-
-
-def travels_as_file(num_bytes: int, spark: SparkSession) -> bool:
-    """Whether weights of this size go to a session's executors as a file."""
-    return num_bytes > (MAX_BYTES_IN_PLAN if is_connect(spark) else MAX_BYTES_IN_BROADCAST)
 
 
 def send_weights(tensors: Mapping[str, Tensor], name: str, spark: SparkSession) -> None:
@@ -84,7 +79,7 @@ class ScoringModels:
     def __init__(self, saved: SavedModel) -> None:
         self._saved = saved
         self._split: tuple[bytes, dict[str, Tensor]] | None = None
-        self._packed: dict[bool, PackedModule] = {}
+        self._weights: bytes | None = None
         self._models: dict[tuple[int, bool, int | None], ScoringModel] = {}
         self._file = f"sparkdl-{uuid.uuid4().hex}.safetensors"
         self._lock = threading.Lock()
@@ -103,20 +98,19 @@ class ScoringModels:
             if self._split is None:
                 self._split = split_module(self._saved.module)
             structure, tensors = self._split
-            is_file = travels_as_file(num_bytes(tensors), spark)
+            most = MAX_BYTES_IN_PLAN if is_connect(spark) else MAX_BYTES_IN_BROADCAST
+            is_file = num_bytes(tensors) > most
             if is_file:
                 send_weights(tensors, self._file, spark)
             key = batch_size, is_file, num_threads
             if key not in self._models:
-                if is_file not in self._packed:
-                    self._packed[is_file] = (
-                        PackedModule(structure, b"") if is_file else pack_tensors(structure, tensors)
-                    )
+                if not is_file and self._weights is None:
+                    self._weights = weights_as_bytes(tensors)
                 self._models[key] = ScoringModel(
-                    self._packed[is_file],
+                    structure,
+                    self._file if is_file or self._weights is None else self._weights,
                     self._saved.signature,
                     batch_size,
-                    weights_file=self._file if is_file else None,
                     num_threads=num_threads,
                 )
             return self._models[key]

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import safetensors.torch
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -49,7 +50,7 @@ from sparkdl.data.dataset.arrow import describe_type, is_list, to_numpy
 from sparkdl.data.spark.columns import is_vector, quoted
 from sparkdl.errors import DataError
 from sparkdl.estimators.scoring.columns import PREDICTION, ScoredColumn, answering, result_type, to_arrow
-from sparkdl.model.architecture import PackedModule, join_module, unpack_module
+from sparkdl.model.architecture import join_module
 from sparkdl.model.inputs import MATRIX
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
@@ -248,16 +249,15 @@ def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None
         types: types of the feature columns in the DataFrame.
         inputs: inputs of the model.
     """
-    if len(types) < 2 or not inputs.come_as_numbers or not all(map(_is_plain_number, types)):
+    are_plain = all(
+        isinstance(type_, NumericType | BooleanType) and not isinstance(type_, DecimalType) for type_ in types
+    )
+    if len(types) < 2 or not inputs.come_as_numbers or not are_plain:
         return None
     given = {entry.dtype for entry in inputs.inputs}
     if inputs.prepare is None and len(given) == 1 and given <= set(_DIRECTLY):
         return Packing(_DIRECTLY[given.pop()])
     return Packing(types[0].simpleString()) if all(type_ == types[0] for type_ in types) else None
-
-
-def _is_plain_number(type_: DataType) -> bool:
-    return isinstance(type_, NumericType | BooleanType) and not isinstance(type_, DecimalType)
 
 
 def sent(column: SparkColumn, type_: DataType) -> SparkColumn:
@@ -292,19 +292,19 @@ class ScoringModel:
     """What an executor needs to predict.
 
     Attributes:
-        module: the module as bytes.
+        structure: pickle of the module without its tensors.
+        weights: tensors of the module in the safetensors format, or the name of the Spark file that holds them.
         signature: inputs and outputs of the model.
         batch_size: number of rows per forward pass.
         key: unique key of the model in a worker process's cache of loaded models.
-        weights_file: name of the Spark file that holds the weights; None if ``module`` holds them.
         num_threads: number of threads of each task that the user chose; None for the cores of a task.
     """
 
-    module: PackedModule
+    structure: bytes
+    weights: bytes | str
     signature: ModelSignature
     batch_size: int
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    weights_file: str | None = None
     num_threads: int | None = None
 
 
@@ -387,11 +387,11 @@ def load_predictor(model: ScoringModel) -> Predictor:
 
 
 def _load_module(model: ScoringModel) -> nn.Module:
-    if model.weights_file is None:
-        return unpack_module(model.module)
+    if isinstance(model.weights, bytes):
+        return join_module(model.structure, safetensors.torch.load(model.weights))
     from pyspark import SparkFiles
 
-    return join_module(model.module.structure, map_weights(SparkFiles.get(model.weights_file)))
+    return join_module(model.structure, map_weights(SparkFiles.get(model.weights)))
 
 
 def score_batch(

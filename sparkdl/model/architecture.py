@@ -16,11 +16,9 @@ import io
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -55,45 +53,6 @@ def make_parametrized(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Modul
 
 
 _TAG = "sparkdl.tensor"
-
-
-@dataclass(frozen=True)
-class PackedModule:
-    """A module as bytes, to be sent.
-
-    Attributes:
-        structure: pickle of the module without its tensors.
-        weights: tensors of the module in the safetensors format.
-    """
-
-    structure: bytes
-    weights: bytes
-
-
-def pack_tensors(structure: bytes, tensors: Mapping[str, Tensor]) -> PackedModule:
-    """Return the results of :func:`split_module` as bytes; for small models, as it needs two copies for a while."""
-    return PackedModule(structure, safetensors.torch.save(separate_tensors(tensors)))
-
-
-def unpack_module(packed: PackedModule) -> nn.Module:
-    """Return the module that was packed, on CPU.
-
-    Raises:
-        SavedModelError: if the module's classes are not installed here, or its structure cannot be read.
-    """
-    return join_module(packed.structure, safetensors.torch.load(packed.weights))
-
-
-def separate_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on CPU, contiguous, and without memory in common, as safetensors needs them."""
-    separate: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        there = tensor.to("cpu").contiguous()
-        storage = there.untyped_storage().data_ptr()
-        separate[name] = there.clone() if storage in seen else there
-        seen.add(storage)
-    return separate
 
 
 def check_has_values(module: nn.Module, what: str) -> None:

@@ -118,7 +118,10 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
             hint = (
                 " Wrap it in a module that returns the tensor that the loss takes, or name that one 'logits'."
             )
-        raise ParamError(f"Param model must return {_wanted(names)}; it returned {_shown(outputs)}.{hint}")
+        wanted = "a tensor with one entry per row"
+        if len(names) > 1:
+            wanted = f"a tensor for each of {', '.join(names)}, as a tuple in this order or as a dict with these names"
+        raise ParamError(f"Param model must return {wanted}; it returned {_shown(outputs)}.{hint}")
     return by_name
 
 
@@ -170,12 +173,6 @@ def _outputs_of_step(returned: Any, labels: Sequence[str]) -> dict[str, Tensor]:
         with suppress(ParamError):
             return output_of_each(returned, labels)
     return first_output(returned)
-
-
-def _wanted(names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return "a tensor with one entry per row"
-    return f"a tensor for each of {', '.join(names)}, as a tuple in this order or as a dict with these names"
 
 
 def _shown(outputs: Any) -> str:

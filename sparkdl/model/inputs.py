@@ -145,10 +145,8 @@ class ModelInputs:
 
     def with_dtypes(self, dtypes: Mapping[str, torch.dtype]) -> ModelInputs:
         """Return a copy with these inputs: ``dtypes`` has the dtype in which each enters the model, by its name."""
-        dtype_names = {name: str(dtype).removeprefix("torch.") for name, dtype in dtypes.items()}
-        return replace(
-            self, inputs=tuple(ModelInput(name=name, dtype=dtype) for name, dtype in dtype_names.items())
-        )
+        inputs = tuple(ModelInput(name=name, dtype=dtype_name(dtype)) for name, dtype in dtypes.items())
+        return replace(self, inputs=inputs)
 
     def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Return a batch's inputs by name as arrays of numbers.

@@ -47,11 +47,6 @@ def has_probabilities(output: ModelOutput) -> bool:
     return has_scores(output) and output.kind != "class_margin"
 
 
-def num_scores(output: ModelOutput) -> int:
-    """Return the number of classes for which an output has scores; 0 if it is not known."""
-    return 2 if output.kind in _BINARY else output.num_classes or 0
-
-
 def class_scores(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Return the score of each class, float64 of shape ``(N, classes)``.
 
@@ -343,7 +338,8 @@ def _together(
         return parts[0]
     if parts:
         return np.concatenate(parts)
-    return np.empty((0, *output.shape) if answer == "prediction" else (0, num_scores(output)))
+    num_classes = 2 if output.kind in _BINARY else output.num_classes or 0
+    return np.empty((0, *output.shape) if answer == "prediction" else (0, num_classes))
 
 
 def called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:

@@ -163,7 +163,11 @@ def save_module(
             "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
             "signature": None if signature is None else signature.to_json(),
-            "files": described | {name: _describe(aside / name) for name in names},
+            "files": described
+            | {
+                name: {"bytes": (aside / name).stat().st_size, "sha256": _sha256(aside / name)}
+                for name in names
+            },
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         aside.rename(folder)
@@ -243,10 +247,6 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         return ModelSignature.from_json(manifest["signature"]), files
     except (KeyError, TypeError, ValueError) as error:
         raise SavedModelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:

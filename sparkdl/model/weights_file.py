@@ -8,6 +8,7 @@ the tensors into new memory, or maps the file, whose pages are then read on firs
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 from dataclasses import dataclass
@@ -81,11 +82,7 @@ _NAMES = {
 }
 """Names of torch's dtypes in the format of https://github.com/huggingface/safetensors#format."""
 
-_DTYPES = {
-    name: getattr(torch, dtype)
-    for dtype, name in _NAMES.items()
-    if hasattr(torch, dtype)  # older versions of torch lack some
-}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for dtype, name in _NAMES.items()}
 
 
 def can_be_written(value: object) -> bool:
@@ -120,6 +117,13 @@ def write_weights(tensors: Mapping[str, Tensor], file: IO[bytes]) -> dict[str, A
         for start in range(0, len(lying), _CHUNK_BYTES):
             hashing.write(lying[start : start + _CHUNK_BYTES])
     return hashing.describe()
+
+
+def weights_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the content of the file that :func:`write_weights` writes; for small models."""
+    file = io.BytesIO()
+    write_weights(tensors, file)
+    return file.getvalue()
 
 
 def read_weights(file: IO[bytes]) -> dict[str, Tensor]:

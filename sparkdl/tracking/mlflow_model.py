@@ -102,6 +102,8 @@ def save_flavor(
         pip_requirements(spec.modules) if options.pip_requirements is None else options.pip_requirements
     )
     signature = signature_of(spec) if options.signature is None else options.signature
+    # In a prediction the probabilities are only a list of numbers.
+    classes = {name: list(values) for name, values in spec.classes.items()}
     example = example_of(spec) if options.input_example is None else options.input_example
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         mlflow.pyfunc.save_model(
@@ -114,7 +116,7 @@ def save_flavor(
             pip_requirements=[*requirements, *options.extra_pip_requirements],
             code_paths=[*(options.code_paths or ()), *write_code(Path(folder))],
             model_config={"output": ""},  # which mlflow.models.evaluate can set, and no params
-            metadata={**_classes(spec), **(options.metadata or {})} or None,
+            metadata={**({"classes": classes} if classes else {}), **(options.metadata or {})} or None,
         )
 
 
@@ -136,16 +138,16 @@ def log_flavor(
     import mlflow
 
     client = mlflow.MlflowClient()
-    if is_mlflow_2():
-        info = _log(_Flavor, {"spec": spec, "options": options}, name, run_id, registration)
-        if registration is not None and registration.alias is not None:
-            version = _version_of(client, info, registration.name)
-            client.set_registered_model_alias(registration.name, registration.alias, version)
-        return info
     active = mlflow.active_run()
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as temporary:
         folder = Path(temporary, _NAME)
         save_flavor(spec, folder, options)
+        if is_mlflow_2():
+            info = _log(folder, name, run_id, registration)
+            if registration is not None and registration.alias is not None:
+                version = _version_of(client, info, registration.name)
+                client.set_registered_model_alias(registration.name, registration.alias, version)
+            return info
         uri = _log_folder(
             client,
             folder,
@@ -189,7 +191,7 @@ def log_saved_flavor(
     """
     if is_mlflow_2():  # which writes into the same folder of the run again
         with reporting_to(client.tracking_uri):  # Model.log takes no client
-            return str(_log(_SavedFlavor, {"folder": folder}, _NAME, run_id).model_uri)
+            return str(_log(folder, _NAME, run_id).model_uri)
     return _log_folder(client, folder, name=_NAME, run_id=run_id, values=values, key=key)
 
 
@@ -213,7 +215,10 @@ def _log_folder(
 
     run = None if run_id is None else client.get_run(run_id)
     experiment = str(_get_experiment_id()) if run is None else run.info.experiment_id
-    model = None if key is None else _find_model(client, experiment, key)
+    model: Any = None
+    if key is not None:
+        models = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
+        model = min(models, key=lambda found: str(found.status) != "READY", default=None)  # a complete one
     if model is None:
         model = client.create_logged_model(
             experiment,
@@ -265,20 +270,8 @@ def _log_values(client: MlflowClient, run_id: str, model_id: str, values: Mappin
     client.log_batch(run_id, metrics=metrics)
 
 
-def _find_model(client: MlflowClient, experiment: str, key: str) -> Any:
-    """Return the logged model with a key, a complete one if there are several; None if there is none."""
-    models = client.search_logged_models([experiment], f"tags.`{MODEL_KEY_TAG}` = '{key}'")
-    return min(models, key=lambda each: str(each.status) != "READY", default=None)
-
-
-def _log(
-    flavor: type,
-    arguments: Mapping[str, Any],
-    name: str,
-    run_id: str | None,
-    registration: Registration | None = None,
-) -> ModelInfo:
-    """Log a model by ``Model.log`` of MLflow 2."""
+def _log(folder: Path, name: str, run_id: str | None, registration: Registration | None = None) -> ModelInfo:
+    """Log a saved MLflow model by ``Model.log`` of MLflow 2."""
     from mlflow.models import Model
 
     registered = {}
@@ -289,7 +282,7 @@ def _log(
         }
     with _module_path_kept():
         info: ModelInfo = Model.log(
-            artifact_path=name, flavor=flavor, run_id=run_id, **registered, **arguments
+            artifact_path=name, flavor=_SavedFlavor, run_id=run_id, folder=folder, **registered
         )
     return info
 
@@ -321,16 +314,8 @@ def is_mlflow_2() -> bool:
     return int(mlflow.__version__.split(".", maxsplit=1)[0]) < 3
 
 
-class _Flavor:
-    """The flavor that ``Model.log`` of MLflow 2 calls, a class in place of a module; it writes the model."""
-
-    @staticmethod
-    def save_model(path: str, mlflow_model: Model, spec: LoggedModelSpec, options: FlavorOptions) -> None:
-        save_flavor(spec, path, options, mlflow_model)
-
-
 class _SavedFlavor:
-    """The flavor that ``Model.log`` calls for a model that is already written; it copies the model."""
+    """The flavor that ``Model.log`` of MLflow 2 calls, a class in place of a module; it copies a written model."""
 
     @staticmethod
     def save_model(path: str, mlflow_model: Model, folder: Path) -> None:
@@ -347,11 +332,4 @@ class _SavedFlavor:
         mlflow_model.save(str(Path(path, "MLmodel")))
 
 
-_Flavor.__name__ = _SavedFlavor.__name__ = FLAVOR_NAME  # the name that MLflow uses for the flavor
-
-
-def _classes(spec: LoggedModelSpec) -> dict[str, Any]:
-    """Return the classes of each output as metadata; in a prediction the probabilities are only a list of numbers."""
-    return (
-        {"classes": {name: list(classes) for name, classes in spec.classes.items()}} if spec.classes else {}
-    )
+_SavedFlavor.__name__ = FLAVOR_NAME  # the name that MLflow uses for the flavor

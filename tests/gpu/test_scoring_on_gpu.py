@@ -13,9 +13,8 @@ from pyspark.resource import ResourceInformation
 from torch import nn
 
 from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch
-from sparkdl.model.architecture import pack_tensors, split_module
 from tests.gpu.gpu_scenes import needs_gpu
-from tests.training.signatures import make_signature
+from tests.training.signatures import make_signature, packed
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -36,9 +35,7 @@ def make_model(seed, kind, prediction_shape):
     layers = nn.Sequential(
         nn.Unflatten(1, (3, 4, 4)), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 3)
     )
-    return ScoringModel(
-        pack_tensors(*split_module(layers)), make_signature((48,), kind, prediction_shape), 16
-    )
+    return ScoringModel(*packed(layers), make_signature((48,), kind, prediction_shape), 16)
 
 
 @pytest.mark.parametrize(("kind", "prediction_shape"), [("value", (3,)), ("class", ())])

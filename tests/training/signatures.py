@@ -1,12 +1,16 @@
-"""Signatures of models for tests."""
+"""Signatures of models, and modules as executors get them, for tests."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from sparkdl.data import Column
+from sparkdl.model.architecture import split_module
 from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.model.weights_file import weights_as_bytes
 
 
 def make_inputs(*names: str, dtypes: tuple[str, ...] = (), **changes: Any) -> ModelInputs:
@@ -24,3 +28,9 @@ def make_signature(
     column = Column(name="x", dtype="float32", shape=shape)
     output = ModelOutput(name="y", kind=kind, shape=prediction_shape, **changes)
     return ModelSignature(inputs=make_inputs("x", x=column), outputs=(output,))
+
+
+def packed(module: nn.Module) -> tuple[bytes, bytes]:
+    """The structure and the weights of a module, as a ScoringModel holds them."""
+    structure, tensors = split_module(module)
+    return structure, weights_as_bytes(tensors)

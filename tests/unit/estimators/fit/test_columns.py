@@ -56,14 +56,16 @@ MISSING = {
 @pytest.mark.parametrize("name", MISSING)
 def test_missing_column_is_named_with_its_param(name):
     changes, message = MISSING[name]
+    estimator = make_estimator(**{"labelCol": "label", **changes})
     with pytest.raises(DataError, match=f"Param {message}"):
-        check_columns(make_estimator(**{"labelCol": "label", **changes}), ["dense", "label"])
+        check_columns(estimator, estimator.columns_of_fit(), ["dense", "label"])
 
 
 def test_existing_columns_and_steps_without_labels_are_accepted():
-    check_columns(make_estimator(), ["number", "dense", "another"])
-    without = {"labelCol": None, "loss": None, "trainStep": loss_alone}
-    check_columns(make_estimator(**without), ["dense"])
+    estimator = make_estimator()
+    check_columns(estimator, estimator.columns_of_fit(), ["number", "dense", "another"])
+    estimator = make_estimator(labelCol=None, loss=None, trainStep=loss_alone)
+    check_columns(estimator, estimator.columns_of_fit(), ["dense"])
 
 
 def half(columns):

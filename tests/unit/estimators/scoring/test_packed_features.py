@@ -13,10 +13,9 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.estimators.scoring.udf import Packing, ScoringModel, packing_of, score_columns
-from sparkdl.model.architecture import pack_tensors, split_module
 from sparkdl.model.inputs import MATRIX
 from sparkdl.model.signature import ModelOutput, ModelSignature
-from tests.training.signatures import make_inputs
+from tests.training.signatures import make_inputs, packed
 
 
 class Joined(nn.Module):
@@ -33,11 +32,9 @@ class Joined(nn.Module):
 
 ABC = make_inputs("a", "b", "c")
 SIGNATURE = ModelSignature(inputs=ABC, outputs=(ModelOutput(name="y", kind="value", shape=(2,)),))
-MODEL = ScoringModel(pack_tensors(*split_module(Joined())), SIGNATURE, 4)
+MODEL = ScoringModel(*packed(Joined()), SIGNATURE, 4)
 INPUTS_AS_MATRIX = replace(ABC, given_by="matrix", inputs=make_inputs(MATRIX).inputs)
-MODEL_OF_A_MATRIX = ScoringModel(
-    pack_tensors(*split_module(Joined().linear)), replace(SIGNATURE, inputs=INPUTS_AS_MATRIX), 4
-)
+MODEL_OF_A_MATRIX = ScoringModel(*packed(Joined().linear), replace(SIGNATURE, inputs=INPUTS_AS_MATRIX), 4)
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
 

@@ -16,11 +16,10 @@ from sparkdl.data import Column
 from sparkdl.errors import DataError
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import ScoringModel, load_predictor, score_batch, score_columns
-from sparkdl.model.architecture import pack_tensors, split_module
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
-from tests.training.signatures import make_inputs, make_signature
+from tests.training.signatures import make_inputs, make_signature, packed
 
 
 def make_model(shape=(2,), prediction_shape=(3,)):
@@ -28,7 +27,7 @@ def make_model(shape=(2,), prediction_shape=(3,)):
     kind = "value" if prediction_shape else "class"
     signature = make_signature(shape, kind, prediction_shape)
     module = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 3))
-    return ScoringModel(pack_tensors(*split_module(module)), signature, 4), module
+    return ScoringModel(*packed(module), signature, 4), module
 
 
 def predictor_of(made):
@@ -74,10 +73,11 @@ def test_rows_with_null_and_rows_with_nan_answered_with_nan_have_null_prediction
 def test_module_is_packed_once_for_all_batch_sizes():
     _, module = make_model(prediction_shape=())
     models, session = ScoringModels(SavedModel(module, make_signature((2,), "value", ()))), object()
-    packed, other = models.for_session(session, 64), models.for_session(session, 128)
-    assert models.for_session(session, 64) is packed
-    assert other.module is packed.module
-    assert (other.batch_size, other.key == packed.key) == (128, False)
+    first, other = models.for_session(session, 64), models.for_session(session, 128)
+    assert models.for_session(session, 64) is first
+    assert (other.structure, other.weights) == (first.structure, first.weights)
+    assert other.weights is first.weights
+    assert (other.batch_size, other.key == first.key) == (128, False)
 
 
 def test_a_model_that_answers_finite_numbers_with_nan_is_an_error():
@@ -131,9 +131,9 @@ class Knotted(nn.Module):
 
 @pytest.mark.slow
 def test_garbage_collector_skips_imported_objects_and_frees_unused_models():
-    packed, signature = pack_tensors(*split_module(Knotted())), make_signature((2,), "value", (2,))
+    knotted, signature = packed(Knotted()), make_signature((2,), "value", (2,))
     for _ in range(4):
-        load_predictor(ScoringModel(packed, signature, 4)).predict({"x": np.zeros((1, 2), np.float32)})
+        load_predictor(ScoringModel(*knotted, signature, 4)).predict({"x": np.zeros((1, 2), np.float32)})
     assert gc.get_freeze_count() > 0
     garbage = Knotted()
     lost = weakref.ref(garbage)

@@ -79,12 +79,8 @@ class FutureCompleter:
         if work.is_completed():
             source.set_result(None)
         else:
-            self._submit(work, source)
+            self.submit(work, source)
         return future
-
-    def finish_alone(self, work: Work) -> None:
-        """Finish a work that its caller dropped without waiting for it, so that its outputs are still written."""
-        self._submit(work, torch.futures.Future())
 
     def close(self, timeout_s: float) -> None:
         """End the threads once every requested future is complete.
@@ -102,7 +98,8 @@ class FutureCompleter:
         for line in lines:
             line.join(deadline)
 
-    def _submit(self, work: Work, source: torch.futures.Future[Any]) -> None:
+    def submit(self, work: Work, source: torch.futures.Future[Any]) -> None:
+        """Complete a future after a work, on a thread; at once if this completer is closed."""
         line = self._line_of_this_thread()
         if line is None:
             _complete(work, source)
@@ -127,10 +124,6 @@ class FutureCompleter:
                     else:
                         below[self] = line
         return line
-
-    def _forget(self, line: _Line) -> None:
-        with self._lock:
-            self._lines.discard(line)
 
 
 _running = threading.local()
@@ -312,7 +305,8 @@ class _Line:
                     break
                 self._clock = None
         for completer, line in lines.items():
-            completer._forget(line)
+            with completer._lock:
+                completer._lines.discard(line)
             line.close()
             line.join(Deadline(_DRAINED_S))
 

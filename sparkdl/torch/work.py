@@ -314,7 +314,8 @@ class CollectiveWork(_WaitingWork):
         if not self.is_awaited:
             self._unawaited.keep(self)
             if self._finishes:
-                self._completer.finish_alone(self)
+                # So that its outputs are still written.
+                self._completer.submit(self, torch.futures.Future())
 
     def _finish_once(self, lock: threading.Lock) -> None:
         with lock:

@@ -44,6 +44,7 @@ from sparkdl.training.update import (
     WeightUpdate,
     fuse,
     make_optimizer,
+    updates_per_epoch,
     warn_of_untrained_parameters,
 )
 from sparkdl.training.validation import Validation
@@ -268,7 +269,7 @@ class Trainer:
             scheduler=spec.scheduler,
             interval=spec.scheduler_interval,
             num_epochs=spec.epochs,
-            updates_per_epoch=self.plan.num_updates,
+            updates_per_epoch=updates_per_epoch(self.feed.steps_per_epoch, spec.accumulated_batches),
             watched=spec.watched,
         )
         precision = Precision(spec.precision, self.device)

@@ -57,11 +57,6 @@ class UpdatePlan:
         self._rows: dict[int, int] = {}
         self._rows_of_last: dict[int, int] = {}
 
-    @property
-    def num_updates(self) -> int:
-        """Number of updates of a whole epoch."""
-        return updates_per_epoch(self._feed.steps_per_epoch, self._num_batches)
-
     def begin(self, epoch: int, steps_before: int = 0, *, has_steps: bool = True) -> None:
         """Begin an epoch, counted from 1, or resume it after ``steps_before`` steps, which may be all of them."""
         self.has_steps = has_steps

@@ -146,17 +146,15 @@ def _attach(
             if not in_parts:
                 verification.watch_input(name, layer)
             continue
+        shared = shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
         attached = TensorParallelLayer(
-            style,
-            division,
-            in_parts=in_parts,
-            divided_parameters=by_themselves,
-            shared=shared_key_features(module, name) if style == "mla_kv_a_proj" else 0,
+            style, division, in_parts=in_parts, divided_parameters=by_themselves, shared=shared
         )
         attached.attach(layer)
-        if attached.takes_whole_inputs:
+        if style not in ("whole", "replicated", "rowwise"):  # its inputs are equal on all ranks
             verification.watch_input(name, layer)
-        if attached.has_whole_gradients:
+        if style == "whole" or (shared and not in_parts):
+            # Every rank computes the gradients of the parameters that are not divided by themselves.
             verification.watch_gradients(name, sorted(set(names) - by_themselves))
         if name not in divided and not by_themselves:
             undivided[layer] = attached

@@ -88,16 +88,6 @@ class TensorParallelLayer:
         self._divided_parameters = divided_parameters
         self._shared = shared
 
-    @property
-    def takes_whole_inputs(self) -> bool:
-        """Whether the inputs of the layer are equal on all ranks."""
-        return self._style not in ("whole", "replicated", "rowwise")
-
-    @property
-    def has_whole_gradients(self) -> bool:
-        """Whether every rank computes the gradients of the parameters that are not divided by themselves."""
-        return self._style == "whole" or (self._shared > 0 and not self._in_parts)
-
     def attach(self, layer: nn.Module) -> None:
         """Wrap the layer's ``forward``: a hook would not run when a block is recomputed."""
         layer.forward = functools.partial(self._forward, layer, layer.forward)

@@ -8,6 +8,7 @@ JSON; its settings determine which blends can resume from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
@@ -30,7 +31,7 @@ _KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"),
 _LOOK_AHEAD = 1 << 14
 
 
-class BlendedFeed:
+class BlendedFeed(AbstractContextManager["BlendedFeed"]):
     """Batches of several feeds, in shares that follow weights at every step.
 
     Iterating continues where the last iteration stopped. :class:`~sparkdl.data.Mixture` chooses the feeds.
@@ -205,9 +206,6 @@ class BlendedFeed:
             if close is not None:
                 close()
 
-    def __enter__(self) -> BlendedFeed:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -249,7 +247,11 @@ class BlendedFeed:
                         for name, rows in part.items()
                     }
                 elif _kinds(part) != kinds:
-                    raise _unequal_columns(first.name, batch, stream.name, part)
+                    raise DataError(
+                        f"Rows of the feeds {first.name!r} and {stream.name!r} cannot lie in one batch: one has "
+                        f"{_listed(batch)}, the other {_listed(part)}. Read equal columns, or leave batch_size out for "
+                        "batches of one feed each."
+                    )
                 stop = start + num_rows(part)
                 for name, rows in part.items():
                     batch[name][places[start:stop]] = rows
@@ -297,13 +299,6 @@ def _resume(stream: RowStream, state: Any) -> None:
 
 def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     return {name: (array.dtype, array.shape[1:]) for name, array in batch.items()}
-
-
-def _unequal_columns(first: str, batch: Batch, name: str, part: Batch) -> DataError:
-    return DataError(
-        f"Rows of the feeds {first!r} and {name!r} cannot lie in one batch: one has {_listed(batch)}, the other "
-        f"{_listed(part)}. Read equal columns, or leave batch_size out for batches of one feed each."
-    )
 
 
 def _listed(batch: Batch) -> str:

@@ -168,11 +168,12 @@ class SequencePacker:
 
         Together with the state of the feed, taken at the same time, it is all that a later run needs to continue.
         """
-        return {
-            "length": self._length,
-            "open": [row.as_lists() for row in self._open],
-            "done": [row.as_lists() for row in self._done],
+        rows_of = {"open": self._open, "done": self._done}
+        lists = {
+            name: [[document.tolist() for document in row.documents] for row in rows]
+            for name, rows in rows_of.items()
         }
+        return {"length": self._length, **lists}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that :meth:`state` returned.
@@ -262,6 +263,3 @@ class _Row:
     def add(self, document: Tokens) -> None:
         self.documents.append(document)
         self.free -= len(document)
-
-    def as_lists(self) -> list[list[int]]:
-        return [document.tolist() for document in self.documents]

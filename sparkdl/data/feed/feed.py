@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -110,7 +110,7 @@ SHUFFLE_BUFFER_ROWS = 1 << 16
 """Default upper bound of the rows of the shuffle buffer: more of them do not fit into the processor's cache."""
 
 
-class ParquetFeed:
+class ParquetFeed(AbstractContextManager["ParquetFeed"]):
     """Batches of one rank's rows.
 
     Iterating over a feed yields the batches of its current epoch and then moves on to the next one, so that
@@ -423,9 +423,6 @@ class ParquetFeed:
         Calling it again does nothing.
         """
         self._reader.close()
-
-    def __enter__(self) -> ParquetFeed:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

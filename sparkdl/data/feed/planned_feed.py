@@ -8,7 +8,7 @@ ranks, which may change from one step to the next.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -82,7 +82,7 @@ class _Stream:
     resources: ExitStack
 
 
-class PlannedFeed:
+class PlannedFeed(AbstractContextManager["PlannedFeed"]):
     """Batches of one rank, from rows that are planned for another number of ranks, or for the same number.
 
     In each step, all ranks together have the rows that ``planned_ranks`` feeds with ``batch_size`` have. With fewer
@@ -280,9 +280,6 @@ class PlannedFeed:
     def close(self) -> None:
         """Stop all threads, as :meth:`ParquetFeed.close` does."""
         self._feed.close()  # all streams have its reader
-
-    def __enter__(self) -> PlannedFeed:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -21,7 +21,7 @@ import os
 import socket
 import threading
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,7 @@ _ALONE = "_alone"
 _INTERVAL_S = 0.5
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """A lease that lasts from its creation to :meth:`end`; a context manager.
 
     Args:
@@ -89,9 +89,6 @@ class Lease:
         self._renewing = threading.Lock()
         self._thread = threading.Thread(target=self._renew, name="sparkdl-lease", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Lease:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -215,7 +215,7 @@ def _columns(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(structs.flatten(), schema=pa.schema(fields))
 
 
-class RowGroupWriter:
+class RowGroupWriter(AbstractContextManager["RowGroupWriter"]):
     """Writer of one Parquet file, which is created with its first rows; a context manager that removes it on failure.
 
     Args:
@@ -252,9 +252,6 @@ class RowGroupWriter:
             start += part.num_rows
             if self._waiting_bytes + row_bytes > self._target:
                 self._flush()
-
-    def __enter__(self) -> RowGroupWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: object

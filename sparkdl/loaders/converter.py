@@ -7,6 +7,7 @@ there. pyspark is imported inside the functions of the driver, and torch when a 
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +21,6 @@ from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import Store
 from sparkdl.errors import ParamError
-from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     import os
@@ -67,27 +67,24 @@ def make_spark_converter(
     check_frame(df, "make_spark_converter")
     if dtype not in ("float32", "float64", None):
         raise ParamError(f"dtype must be 'float32', 'float64' or None, got {dtype!r}.")
-    if parquet_row_group_size_bytes < 1:
-        raise ParamError(
-            f"parquet_row_group_size_bytes must be at least 1, got {parquet_row_group_size_bytes}."
-        )
+    check_counts(least=1, parquet_row_group_size_bytes=parquet_row_group_size_bytes)
     if parent_cache_dir_url is None:
         parent_cache_dir_url = df.sparkSession.conf.get(PARENT_CACHE_DIR_URL_CONF, None)
     store = Store.default() if parent_cache_dir_url is None else Store(parent_cache_dir_url)
-    with jobs_of("make_spark_converter", unless_named=True):
-        obtained = obtain_dataset(
-            df if dtype is None else _with_precision(df, dtype),
-            df.columns,
-            store,
-            vector_dtype=dtype or "float64",
-            row_group_bytes=parquet_row_group_size_bytes,
-            origin=df,
-        )
+    obtained = obtain_dataset(
+        df if dtype is None else _with_precision(df, dtype),
+        df.columns,
+        store,
+        "make_spark_converter",
+        vector_dtype=dtype or "float64",
+        row_group_bytes=parquet_row_group_size_bytes,
+        origin=df,
+    )
     return SparkDatasetConverter(obtained.dataset, is_written=obtained.is_written, use=obtained.use)
 
 
 @dataclass(frozen=True)
-class SparkDatasetConverter:
+class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
     """A materialized DataFrame that makes DataLoaders; it can be pickled to the ranks.
 
     Attributes:
@@ -237,9 +234,6 @@ class SparkDatasetConverter:
         if self.is_written:
             remove_unless_used(self.dataset.url)
 
-    def __enter__(self) -> SparkDatasetConverter:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -255,7 +249,7 @@ _CACHES: dict[str | None, Literal["memory", "disk"] | None] = {
 }
 
 
-class ConverterLoader:
+class ConverterLoader(AbstractContextManager["ConverterLoader"]):
     """Batches of one rank; a context manager that closes its readers.
 
     Args:
@@ -298,9 +292,6 @@ class ConverterLoader:
         """Stop the reader threads; further calls do nothing."""
         self._stream.close()
         self._feed.close()
-
-    def __enter__(self) -> ConverterLoader:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -163,30 +163,26 @@ def to_numpy(
         DataError: if there are nulls, lists of another length, elements of another type than that of the
             column, or timestamps outside the range of 64-bit microseconds.
     """
-    try:
-        return _to_numpy(array, column, remedy)
-    except pa.ArrowException as error:
-        raise DataError(
-            f"Column {column.name!r} of the type {array.type} cannot be given as {_describe(column)}: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-
-
-def _to_numpy(array: pa.ChunkedArray, column: Column, remedy: LengthRemedy | None) -> npt.NDArray[np.generic]:
     values = (
         array.chunk(0)
         if array.num_chunks == 1
         else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
     )
-    if column.kind in {"ragged", "image"}:
-        return _objects_of_rows(values, column, remedy)
     num_rows = len(values)
-    for level in range(len(column.shape)):
+    try:
+        if column.kind in {"ragged", "image"}:
+            return _objects_of_rows(values, column, remedy)
+        for level in range(len(column.shape)):
+            _check_no_nulls(values, column)
+            values = _flatten(values, level, column, remedy)
         _check_no_nulls(values, column)
-        values = _flatten(values, level, column, remedy)
-    _check_no_nulls(values, column)
-    if column.kind != "number":
-        return _without_number_type(values, column).reshape((num_rows, *column.shape))
+        if column.kind != "number":
+            return _without_number_type(values, column).reshape((num_rows, *column.shape))
+    except pa.ArrowException as error:
+        raise DataError(
+            f"Column {column.name!r} of the type {array.type} cannot be given as {_describe(column)}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     if _PRIMITIVES.get(values.type) != column.dtype:
         raise _other_type(array.type, column)
     return _primitive_to_numpy(values, column.dtype).reshape((num_rows, *column.shape))

@@ -294,7 +294,10 @@ def _describe_columns(
         if name in described:
             _check_shape(name, shape, described[name][2])
     unknown = [name for name, (_, _, depth) in described.items() if depth and name not in shapes]
-    known = {**_shapes_of_first_row(location, first, unknown), **shapes}
+    known = dict(shapes)
+    if unknown:
+        table = _first_rows(location, first, unknown, 1, 1)
+        known.update({name: shape_of_first_row(table.column(name)) for name in unknown})
     columns = [
         _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
         for name, (kind, dtype, depth) in described.items()
@@ -360,7 +363,11 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
         if name not in footer.types:
             if footer is footers[0]:
                 if name in folder_values(footer.path):
-                    raise _partition_column_error(name, footer.path)
+                    raise DataError(
+                        f"Column {name!r} is a partition column: its values are in folder names ({footer.path}) and "
+                        "not in the files, and a feed reads only the files. Write the files with that column in them, "
+                        "as sparkdl.data.materialize does."
+                    )
                 raise missing_column_error(name, footer.schema.names)
             raise ColumnMismatchError(
                 f"Column {name!r} is in {footers[0].where}, but not in {footer.where}. Write files of equal columns, "
@@ -374,22 +381,6 @@ def _common_type(footers: Sequence[_Footer], name: str) -> pa.DataType:
             )
         common = arrow_type
     return common
-
-
-def _partition_column_error(name: str, path: str) -> DataError:
-    return DataError(
-        f"Column {name!r} is a partition column: its values are in folder names ({path}) and not in the files, and a "
-        "feed reads only the files. Write the files with that column in them, as sparkdl.data.materialize does."
-    )
-
-
-def _shapes_of_first_row(
-    location: Location, first: RowGroup, names: Sequence[str]
-) -> dict[str, tuple[int, ...]]:
-    if not names:
-        return {}
-    table = _first_rows(location, first, names, 1, 1)
-    return {name: shape_of_first_row(table.column(name)) for name in names}
 
 
 def _first_rows(

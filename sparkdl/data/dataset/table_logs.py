@@ -42,7 +42,13 @@ def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (
     """
     logs = find_logs(filesystem, {path, *_inside(path, paths)})
     if logs:
-        raise _table_error(logs[0], url)
+        log_folder, _, name = logs[0].rpartition("/")
+        table, reader = _SYSTEMS[name]
+        raise DataError(
+            f"{url} cannot be read as plain Parquet: {log_folder} is {table}, and its log ({name}) says which files "
+            f"and rows are valid. Read it with Spark, {reader}, and give the DataFrame to fit or "
+            "sparkdl.data.materialize. To read files as they are, name them: scan_dataset(folder, paths=[...])."
+        )
 
 
 def find_logs(filesystem: Any, folders: Iterable[str], names: Iterable[str] = tuple(_SYSTEMS)) -> list[str]:
@@ -84,13 +90,3 @@ def _is_log(filesystem: Any, path: str) -> bool:
     except (OSError, StopIteration):  # as for a folder above that may not be listed
         return False
     return any(".metadata.json" in name for name in names)
-
-
-def _table_error(log: str, url: str) -> DataError:
-    folder, _, name = log.rpartition("/")
-    table, reader = _SYSTEMS[name]
-    return DataError(
-        f"{url} cannot be read as plain Parquet: {folder} is {table}, and its log ({name}) says which files and rows "
-        f"are valid. Read it with Spark, {reader}, and give the DataFrame to fit or sparkdl.data.materialize. To read "
-        "files as they are, name them: scan_dataset(folder, paths=[...])."
-    )

@@ -212,17 +212,14 @@ class FooterCache:
                 self._footers.move_to_end(path)
                 return pq.ParquetFile(source, metadata=kept[1], **_READING)
         file = pq.ParquetFile(source, **_READING)
-        self._keep(path, raw, file.metadata)
-        return file
-
-    def _keep(self, path: str, raw: bytes, metadata: Any) -> None:
         with self._lock:
             before = self._footers.pop(path, None)
-            self._footers[path] = (raw, metadata)
+            self._footers[path] = (raw, file.metadata)
             self._num_bytes += len(raw) - (len(before[0]) if before else 0)
             while self._num_bytes > self._max_bytes:
                 _, (forgotten, _) = self._footers.popitem(last=False)
                 self._num_bytes -= len(forgotten)
+        return file
 
 
 def _raw_footer(source: Any) -> bytes | None:

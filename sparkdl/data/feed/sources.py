@@ -133,7 +133,11 @@ def _only_dataset(store: Store) -> str:
         location.filesystem.invalidate_cache()
         manifests = sorted(location.filesystem.glob(f"{location.path}/*/{MANIFEST_NAME}"))
         if not manifests:
-            _check_bucket(location)
+            try:  # for the filesystem's error for a missing bucket: globbing does not distinguish it from an empty one
+                location.filesystem.ls(location.path)
+            except FileNotFoundError as error:
+                if describe_lasting_failure(error):
+                    raise
     names = [str(path).split("/")[-2] for path in manifests]
     if len(names) != 1:
         content = f"holds {len(names)} datasets ({', '.join(names[:5])})" if names else "holds no dataset"
@@ -142,12 +146,3 @@ def _only_dataset(store: Store) -> str:
             "open_dataset() returned, or its URL."
         )
     return f"{store.url}/{names[0]}"
-
-
-def _check_bucket(location: Location) -> None:
-    """Raise the filesystem's error for a missing bucket, which globbing does not distinguish from an empty one."""
-    try:
-        location.filesystem.ls(location.path)
-    except FileNotFoundError as error:
-        if describe_lasting_failure(error):
-            raise

@@ -84,9 +84,9 @@ LOCAL_FILESYSTEM = LocalFileSystem()
 class PartitionSet:
     """The values of one level of partition folders."""
 
-    def __init__(self, name: str, keys: Sequence[str] = ()) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.keys = list(keys)
+        self.keys: list[str] = []
 
     def get_index(self, key: str) -> int:
         """Return the position of a value, adding it if it is new."""
@@ -217,7 +217,7 @@ class FormerParquetDataset:
                 self.metadata_path = f"{folder}/{name}"
             elif not (name.endswith((".crc", "_$folder$")) or name.startswith((".", "_"))):
                 files.append(f"{folder}/{name}")
-        folders = sorted(name for name in folders if not _is_private(name))
+        folders = sorted(name for name in folders if name[0] != "." and (name[0] != "_" or "=" in name))
         if files and folders:
             raise ValueError(f"Found files in an intermediate directory: {folder}")
         for name in folders:
@@ -228,10 +228,6 @@ class FormerParquetDataset:
             yield from self._visit(level + 1, f"{folder}/{name}", (*keys, key))
         for path in sorted(files):
             yield ParquetDatasetPiece(path, self.fs.open, partition_keys=keys)
-
-
-def _is_private(folder: str) -> bool:
-    return folder.startswith(".") or (folder.startswith("_") and "=" not in folder)
 
 
 def _as_filesystem(filesystem: Any) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sparkdl.data.checks import check_counts
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
@@ -140,17 +141,16 @@ def materialize(
         WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
         SparkJobError: if the Spark job failed for another reason.
     """
-    check_frame(df, "materialize")
-    with jobs_of("materialize", unless_named=True):
-        obtained = obtain_dataset(
-            df,
-            columns,
-            store,
-            vector_dtype=vector_dtype,
-            row_group_bytes=row_group_bytes,
-            allow_ragged=allow_ragged,
-            in_place=in_place,
-        )
+    obtained = obtain_dataset(
+        df,
+        columns,
+        store,
+        "materialize",
+        vector_dtype=vector_dtype,
+        row_group_bytes=row_group_bytes,
+        allow_ragged=allow_ragged,
+        in_place=in_place,
+    )
     if obtained.use is not None:
         obtained.use.end()
     return obtained.dataset
@@ -179,34 +179,39 @@ def use_materialized(
     ``on_write`` is called before rows are written. ``in_tasks`` is called on the executors, in each task that writes
     rows, with the number of its partition. Rows that are already in the Store, or are read in place, are not written.
     """
-    check_frame(df, "use_materialized")
-    store = as_store(store)
-    with jobs_of("use_materialized", unless_named=True):
-        obtained = obtain_dataset(
-            df,
-            columns,
-            store,
-            vector_dtype=vector_dtype,
-            row_group_bytes=row_group_bytes,
-            allow_ragged=allow_ragged,
-            in_place=in_place,
-            origin=origin,
-            on_write=on_write,
-            in_tasks=in_tasks,
-        )
+    obtained = obtain_dataset(
+        df,
+        columns,
+        store,
+        "use_materialized",
+        vector_dtype=vector_dtype,
+        row_group_bytes=row_group_bytes,
+        allow_ragged=allow_ragged,
+        in_place=in_place,
+        origin=origin,
+        on_write=on_write,
+        in_tasks=in_tasks,
+    )
     try:
         yield obtained.dataset
     finally:
         if obtained.use is not None:
             obtained.use.end()
-        if obtained.is_written and not (obtained.is_shared and store.keep_for):
-            _remove(obtained.dataset)
+        if obtained.is_written and not (obtained.is_shared and as_store(store).keep_for):
+            url = obtained.dataset.url
+            try:
+                remove_unless_used(url)
+            except (
+                Exception
+            ) as error:  # only logged, so that neither a trained model nor an earlier error is lost
+                logger.warning("The rows stay in %s; remove that folder yourself. %s", url, error)
 
 
 def obtain_dataset(
     df: DataFrame,
     columns: Sequence[str],
     store: Store | str | os.PathLike[str],
+    taker: str,
     *,
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
@@ -216,7 +221,11 @@ def obtain_dataset(
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Obtained:
-    """Do what :func:`materialize` does, and return the dataset with a use that the caller ends."""
+    """Do what :func:`materialize` does, and return the dataset with a use that the caller ends.
+
+    ``taker`` is the function that takes the DataFrame, as its caller spells it.
+    """
+    check_frame(df, taker)
     if isinstance(columns, str):
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns)
@@ -232,24 +241,27 @@ def obtain_dataset(
         on_write,
         in_tasks,
     )
-    if request.vector_dtype not in {"float32", "float64"}:
-        raise DataError(f"vector_dtype must be 'float32' or 'float64', got {request.vector_dtype!r}.")
-    if request.row_group_bytes < 1:
-        raise ParamError(f"row_group_bytes must be at least 1, got {request.row_group_bytes}.")
-    if in_place:
-        dataset = open_in_place(request.df, request.fields, allow_ragged=request.allow_ragged)
-        if dataset is not None:
-            return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
-    request.store.check_writable()
-    _clean_up(request.store)
-    key = request.key
-    if key is not None:
-        obtained = _share(request, key)
-        if obtained is not None:
-            return obtained
-    with request.store.stage_dataset(_NAME) as staged:
-        dataset = staged.commit(_write(request, staged))
-        return Obtained(dataset, staged.hand_over_use(), is_shared=False)
+    if vector_dtype not in {"float32", "float64"}:
+        raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
+    check_counts(least=1, row_group_bytes=row_group_bytes)
+    with jobs_of(taker, unless_named=True):
+        if in_place:
+            dataset = open_in_place(df, fields, allow_ragged=allow_ragged)
+            if dataset is not None:
+                return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
+        request.store.check_writable()
+        try:
+            request.store.cleanup()
+        except StoreError as error:
+            logger.warning("%s", error)
+        key = request.key
+        if key is not None:
+            obtained = _share(request, key)
+            if obtained is not None:
+                return obtained
+        with request.store.stage_dataset(_NAME) as staged:
+            dataset = staged.commit(_write(request, staged))
+            return Obtained(dataset, staged.hand_over_use(), is_shared=False)
 
 
 def _share(request: _Request, key: str) -> Obtained | None:
@@ -369,18 +381,3 @@ def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]
         )
     if present - wanted:
         location.filesystem.rm([f"{location.path}/{path}" for path in sorted(present - wanted)])
-
-
-def _clean_up(store: Store) -> None:
-    try:
-        store.cleanup()
-    except StoreError as error:
-        logger.warning("%s", error)
-
-
-def _remove(dataset: ParquetDataset) -> None:
-    """Remove the rows; a failure is only logged, so that neither a trained model nor an earlier error is lost."""
-    try:
-        remove_unless_used(dataset.url)
-    except Exception as error:
-        logger.warning("The rows stay in %s; remove that folder yourself. %s", dataset.url, error)

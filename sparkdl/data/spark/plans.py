@@ -73,7 +73,8 @@ def leaves_of(df: DataFrame) -> Leaves:
         if not _is_held(leaf):
             raise UnknownRowsError(f"it is not known whether {leaf.nodeName()} gives the same rows again")
     num_reads = len(leaves) - len(others)
-    if num_reads and any(map(_is_cache, _members(execution.withCachedData().collectLeaves()))):
+    cached = map(_name, _members(execution.withCachedData().collectLeaves()))
+    if num_reads and "InMemoryRelation" in cached:
         raise UnknownRowsError("the files of a cached part are not known")
     defined = plan.containsPattern(patterns.SCALA_UDF()) or _has_definition(plan)
     return Leaves(num_reads=num_reads, has_files_only=not others and not defined)
@@ -105,10 +106,6 @@ def _members(sequence: Any) -> Iterator[Any]:
 
 def _name(node: Any) -> str:
     return str(node.getClass().getSimpleName())
-
-
-def _is_cache(leaf: Any) -> bool:
-    return _name(leaf) == "InMemoryRelation"
 
 
 def _is_file_read(leaf: Any) -> bool:

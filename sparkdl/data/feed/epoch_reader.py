@@ -119,8 +119,6 @@ class EpochReader:
         if communicator is not None:  # the other ranks wait for the counts, and cannot name the file
             timeout_s = min(timeout_s, communicator.timeout_s / 2)
 
-        _ = self._location_and_files  # before several threads ask for them
-
         def count(row_group: int) -> int:
             file = self._file(row_group)
             try:
@@ -129,6 +127,7 @@ class EpochReader:
                 raise file.error(error, choice.columns) from error
 
         def count_in_threads(row_groups: Iterable[int]) -> Iterator[int]:
+            _ = self._location_and_files  # before several threads ask for them
             counters = DaemonThreads(self._num_threads, "sparkdl-counter")
             try:
                 futures = [(row_group, counters.submit(count, row_group)) for row_group in row_groups]

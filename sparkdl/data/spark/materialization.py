@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdl.data.checks import check_counts
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
@@ -243,7 +242,8 @@ def obtain_dataset(
     )
     if vector_dtype not in {"float32", "float64"}:
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
-    check_counts(least=1, row_group_bytes=row_group_bytes)
+    if row_group_bytes < 1:
+        raise ParamError(f"row_group_bytes must be at least 1, got {row_group_bytes}.")
     with jobs_of(taker, unless_named=True):
         if in_place:
             dataset = open_in_place(df, fields, allow_ragged=allow_ragged)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.spark.columns import quoted
-from sparkdl.data.spark.writing import describe_row
 from sparkdl.errors import ColumnMismatchError, DataError, EmptyDatasetError
 
 if TYPE_CHECKING:
@@ -21,6 +20,15 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import Column as FeedColumn
     from sparkdl.data.dataset.dataset import ParquetDataset
     from sparkdl.data.spark.writing import ColumnCensus
+
+
+_EXAMPLE_CHARACTERS = 200
+
+
+def describe_row(row: Mapping[str, Any]) -> str:
+    """Return a row as text, cut if it is long."""
+    text = ", ".join(f"{key}={value!r}" for key, value in row.items())
+    return f"({text[:_EXAMPLE_CHARACTERS]}...)" if len(text) > _EXAMPLE_CHARACTERS else f"({text})"
 
 
 def check_shapes(

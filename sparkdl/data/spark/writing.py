@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import is_list
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.validate import describe_row
 from sparkdl.foreign_errors import describe_lasting_failure, is_disk_full
 from sparkdl.spark.jobs import spark_job
 
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
-
-
-_EXAMPLE_CHARACTERS = 200
 
 
 @dataclass(kw_only=True)
@@ -119,12 +117,6 @@ def _rows_with_nulls(values: pa.Array) -> npt.NDArray[np.bool_] | None:
     ends = np.cumsum(lengths)
     inside: npt.NDArray[np.bool_] = before[ends] > before[ends - lengths]
     return inside if is_null is None else inside | is_null
-
-
-def describe_row(row: Mapping[str, Any]) -> str:
-    """Return a row as text, cut if it is long."""
-    text = ", ".join(f"{key}={value!r}" for key, value in row.items())
-    return f"({text[:_EXAMPLE_CHARACTERS]}...)" if len(text) > _EXAMPLE_CHARACTERS else f"({text})"
 
 
 REPORT_SCHEMA = "report string"

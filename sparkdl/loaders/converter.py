@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparkdl.closing import Closing
 from sparkdl.data.checks import check_counts
 from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.data.feed.row_stream import Batch, RowStream, join_batches, num_rows, slice_batch
@@ -249,7 +250,7 @@ _CACHES: dict[str | None, Literal["memory", "disk"] | None] = {
 }
 
 
-class ConverterLoader(AbstractContextManager["ConverterLoader"]):
+class ConverterLoader(Closing):
     """Batches of one rank; a context manager that closes its readers.
 
     Args:
@@ -292,11 +293,6 @@ class ConverterLoader(AbstractContextManager["ConverterLoader"]):
         """Stop the reader threads; further calls do nothing."""
         self._stream.close()
         self._feed.close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _batches(self) -> Iterator[Batch]:
         if self._num_epochs is None:

@@ -8,12 +8,12 @@ JSON; its settings determine which blends can resume from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.closing import Closing
 from sparkdl.data.blend.mixture import Mixture
 from sparkdl.data.checks import StateKind, check_counts, check_integer
 from sparkdl.data.feed.feed import ParquetFeed, not_indexable_error
@@ -22,7 +22,6 @@ from sparkdl.errors import DataError, ParamError, SparkdlError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import TracebackType
 
 
 _KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"), version=1)
@@ -31,7 +30,7 @@ _KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"),
 _LOOK_AHEAD = 1 << 14
 
 
-class BlendedFeed(AbstractContextManager["BlendedFeed"]):
+class BlendedFeed(Closing):
     """Batches of several feeds, in shares that follow weights at every step.
 
     Iterating continues where the last iteration stopped. :class:`~sparkdl.data.Mixture` chooses the feeds.
@@ -205,11 +204,6 @@ class BlendedFeed(AbstractContextManager["BlendedFeed"]):
             close = getattr(stream.feed, "close", None)
             if close is not None:
                 close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _begin(self) -> None:
         """Record the current position as the one from which the end of the blend is computed."""

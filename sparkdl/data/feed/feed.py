@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
+from sparkdl.closing import Closing
 from sparkdl.data.checks import check_counts, check_integer, check_rank, check_seconds
 from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
@@ -33,7 +34,6 @@ from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
-    from types import TracebackType
 
     from sparkdl.collective import Communicator
     from sparkdl.data.dataset.blocks import Block
@@ -110,7 +110,7 @@ SHUFFLE_BUFFER_ROWS = 1 << 16
 """Default upper bound of the rows of the shuffle buffer: more of them do not fit into the processor's cache."""
 
 
-class ParquetFeed(AbstractContextManager["ParquetFeed"]):
+class ParquetFeed(Closing):
     """Batches of one rank's rows.
 
     Iterating over a feed yields the batches of its current epoch and then moves on to the next one, so that
@@ -423,8 +423,3 @@ class ParquetFeed(AbstractContextManager["ParquetFeed"]):
         Calling it again does nothing.
         """
         self._reader.close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

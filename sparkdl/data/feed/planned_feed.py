@@ -8,12 +8,13 @@ ranks, which may change from one step to the next.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.closing import Closing
 from sparkdl.data.checks import check_counts, check_rank
 from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.data.feed.row_stream import Batch, join_batches, num_rows, slice_batch
@@ -21,7 +22,6 @@ from sparkdl.data.files.threads import READ_AHEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from sparkdl.data.feed.sources import Source
 
@@ -82,7 +82,7 @@ class _Stream:
     resources: ExitStack
 
 
-class PlannedFeed(AbstractContextManager["PlannedFeed"]):
+class PlannedFeed(Closing):
     """Batches of one rank, from rows that are planned for another number of ranks, or for the same number.
 
     In each step, all ranks together have the rows that ``planned_ranks`` feeds with ``batch_size`` have. With fewer
@@ -280,11 +280,6 @@ class PlannedFeed(AbstractContextManager["PlannedFeed"]):
     def close(self) -> None:
         """Stop all threads, as :meth:`ParquetFeed.close` does."""
         self._feed.close()  # all streams have its reader
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _part_of(batch: Batch, part: BatchPart) -> Batch:

@@ -45,6 +45,9 @@ class Loss(nn.Module):
             Path(self.folder, f"pid-{os.getpid()}").touch()
 
     def forward(self, outputs, labels):
+        if self.folder:
+            with open(Path(self.folder, "steps"), "ab") as file:
+                file.write(b".")
         time.sleep(0.06)  # a step
         return nn.functional.cross_entropy(outputs, labels)
 
@@ -62,26 +65,30 @@ def fit(frame, folder, **params):
         checkpointEverySteps=4,
         showProgress=False, tracking="off", **params,
     )
-    began = time.monotonic()
     fitted = estimator.fit(frame)
     weights = {name: value.tolist() for name, value in fitted.module.state_dict().items()}
     pids = [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]
     return {
         "left": wait_until_gone(pids, 10),  # now, as other processes get these numbers later
-        "seconds": time.monotonic() - began,
+        "steps": steps_of(folder),
         "rows": [record.rows for record in fitted.history],
         "val_loss": fitted.history[-1].metrics["val_loss"],
         "weights": weights,
     }
 
 
-def disturb(seed, folder, seconds, kills):
+def disturb(seed, folder, steps, kills):
+    # Kills fall after so many steps of any ranks, and not after a time: on a busy machine fits take longer.
     draw = random.Random(seed)
-    for moment in sorted(draw.uniform(0, 0.7 * seconds) for _ in range(2)):
-        time.sleep(max(0.0, moment - (time.monotonic() - kills["began"])))
-        while not kills["over"] and not kill_one(draw, folder):
-            time.sleep(0.02)  # no rank has begun
+    for moment in sorted(draw.uniform(0, 0.8 * steps) for _ in range(2)):
+        while not kills["over"] and (steps_of(folder) < moment or not kill_one(draw, folder)):
+            time.sleep(0.02)
         kills["done"] += not kills["over"]
+
+
+def steps_of(folder):
+    file = folder / "steps"
+    return file.stat().st_size if file.exists() else 0
 
 
 def kill_one(draw, folder):
@@ -107,11 +114,9 @@ if __name__ == "__main__":
     results = [fit(frame, folder / "undisturbed", elastic=True)]
     for seed in range(NUM_FITS):
         print("fit", seed, flush=True)
-        kills = {"began": time.monotonic(), "done": 0, "over": False}
+        kills = {"done": 0, "over": False}
         where = folder / str(seed)
-        disturber = threading.Thread(
-            target=disturb, args=(seed, where, results[0]["seconds"], kills), daemon=True
-        )
+        disturber = threading.Thread(target=disturb, args=(seed, where, results[0]["steps"], kills), daemon=True)
         disturber.start()
         result = fit(frame, where, elastic=True)
         kills["over"] = True

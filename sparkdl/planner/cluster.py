@@ -1,0 +1,305 @@
+"""A cluster: its hosts, devices and links, and the time of a collective operation on them.
+
+Each step of an operation takes alpha, plus its bytes over beta: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization
+of Collective Communication Operations in MPICH" (2005). Rings move the fewest bytes; trees take the fewest steps. On
+several hosts a ring crosses every host, each device with its own share of the host's network.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from sparkdl.errors import ParamError
+
+GIB = float(1 << 30)
+
+USABLE = 0.92
+"""Share of a device's memory that a plan fills: CUDA's context and NCCL's buffers take about 2 GiB of 80, and the gaps
+of torch's caching allocator some percent. The fullest of torchtitan's published runs takes 0.89
+(benchmarks/llama3_h100_202412_torchtitan.md)."""
+
+
+SUSTAINED = 0.8
+"""Rate of matrix products in a long training as a share of their rate in a benchmark of milliseconds, which no power
+limit slows down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device that one rank computes on.
+
+    Attributes:
+        name: name of the device.
+        peak: operations per second by its data sheet, of dense products in bfloat16 (float16 on V100 and T4).
+        rate: operations per second that large matrix products reach.
+        float32_rate: the same for float32; TF32 is not used, as torch does not by default.
+        memory_bytes: bytes of memory.
+        bandwidth: bytes per second of memory.
+        attention_rate: operations per second that attention kernels reach.
+        is_cpu: whether it is the cores of a rank.
+        kernel_s: seconds that a matrix product takes besides its arithmetic: its start, its first loads and its last
+            tile.
+        tile_depth: depth of a product that takes as long as the first loads and the last stores of a tile.
+        throttled: bytes per second of memory that kernels other than products reach, as a share of ``bandwidth``.
+    """
+
+    name: str
+    peak: float
+    rate: float
+    float32_rate: float
+    memory_bytes: float
+    bandwidth: float
+    attention_rate: float
+    is_cpu: bool = False
+    kernel_s: float = 7e-6
+    tile_depth: float = 100.0
+    throttled: float = 0.85
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link between devices.
+
+    Attributes:
+        name: name of the link.
+        latency_s: alpha, seconds of a message without bytes.
+        bytes_per_s: beta, bytes per second that a device reaches in each direction.
+        occupies: share of a device's arithmetic that is lost while the link works. NCCL's kernels take 16 to 24 of the
+            132 multiprocessors of an H100; CPU ranks copy with the cores that compute.
+    """
+
+    name: str
+    latency_s: float
+    bytes_per_s: float
+    occupies: float = 0.15
+
+
+def _gpu(
+    name: str, peak: float, share: float, attention: float, float32: float, gib: float, bandwidth: float
+) -> Device:
+    return Device(
+        name=name,
+        peak=peak * 1e12,
+        rate=peak * share * SUSTAINED * 1e12,
+        float32_rate=float32 * share * SUSTAINED * 1e12,
+        memory_bytes=gib * GIB,
+        bandwidth=bandwidth * 1e9,
+        attention_rate=peak * attention * 1e12,
+    )
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        _gpu("v100", 125, 0.75, 0.30, 15.7, 31.7, 900),
+        _gpu("t4", 65, 0.50, 0.30, 8.1, 14.6, 320),
+        _gpu("l4", 121, 0.60, 0.50, 30.3, 22.0, 300),
+        _gpu("l40s", 362, 0.70, 0.50, 91.6, 44.4, 864),
+        _gpu("a100-40gb", 312, 0.87, 0.55, 19.5, 39.4, 1555),
+        _gpu("a100", 312, 0.87, 0.55, 19.5, 79.3, 2039),
+        _gpu("h100-pcie", 756, 0.62, 0.36, 51, 79.1, 2000),
+        _gpu("h100", 989, 0.81, 0.36, 67, 79.1, 3350),
+        _gpu("h200", 989, 0.81, 0.36, 67, 139.8, 4800),
+    )
+}
+"""GPUs by name.
+
+Peaks, memory and bandwidth are those of NVIDIA's data sheets (dense, without sparsity), memory without what the driver
+takes. The share of the peak that large products reach is 0.87 on A100 and 0.80 on H100 in S. Bekman, "Machine Learning
+Engineering" (maximum achievable matmul FLOPS). XLA's table of measured products has 0.79 on H100 and about 7 us more
+for small ones; products of depth 2,048 and 1,024 take 3 and 8 percent longer than those of depth 4,096
+(xla/service/gpu/model/matmul_interpolator_data.h). Attention is that of FlashAttention-2, which torch has: 0.5 to 0.73
+of the peak on A100 forward and less backward (T. Dao, 2023), and about 350 TFLOP/s on H100 (J. Shah et al.,
+"FlashAttention-3", 2024). The shares of the other GPUs, whose power limits bind earlier, are estimates."""
+
+LINKS = {
+    "nvlink2": Link(name="nvlink2", latency_s=1.9e-6, bytes_per_s=120e9),
+    "nvlink3": Link(name="nvlink3", latency_s=1.9e-6, bytes_per_s=235e9),
+    "nvlink4": Link(name="nvlink4", latency_s=1.9e-6, bytes_per_s=360e9),
+    "pcie3": Link(name="pcie3", latency_s=4e-6, bytes_per_s=10e9),
+    "pcie4": Link(name="pcie4", latency_s=4e-6, bytes_per_s=20e9),
+    "pcie5": Link(name="pcie5", latency_s=4e-6, bytes_per_s=40e9),
+    "memory": Link(name="memory", latency_s=2e-6, bytes_per_s=4e9, occupies=1.0),
+}
+"""Links inside of a host by name.
+
+Rings reach 0.8 of a link's rate: 235 of 300 GB/s with NVLink 3, as nccl-tests shows (S. Bekman, "Machine Learning
+Engineering", network); 360 of 450 with NVLink 4; about 0.65 of PCIe's. Latencies are those by which NCCL chooses its
+algorithms (src/graph/tuning.cc, LL128). ``memory`` is the shared memory of CPU ranks, as ``sparkdl bench allreduce``
+finds it on 2 cores; ``--measure`` measures it."""
+
+INSIDE = {
+    "v100": "nvlink2",
+    "t4": "pcie3",
+    "l4": "pcie4",
+    "l40s": "pcie4",
+    "a100-40gb": "nvlink3",
+    "a100": "nvlink3",
+    "h100-pcie": "pcie5",
+    "h100": "nvlink4",
+    "h200": "nvlink4",
+}
+"""The usual link inside of a host, by device."""
+
+NETWORK_SHARE = 0.9
+"""Share of a network's rate that large messages reach, after headers and flow control."""
+
+
+def network(gbit_per_s: float, devices_per_host: int) -> Link:
+    """Return the link of one device to other hosts, which the devices of a host share.
+
+    From 100 Gbit/s on, where hosts have RDMA, its latency is NCCL's of a network (src/graph/tuning.cc, LL128), and that
+    of TCP below.
+    """
+    bytes_per_s = NETWORK_SHARE * gbit_per_s / 8 * 1e9 / devices_per_host
+    latency_s = 4e-6 if gbit_per_s >= 100 else 30e-6
+    return Link(name=f"{gbit_per_s:g} Gbit/s", latency_s=latency_s, bytes_per_s=bytes_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal hosts with equal devices.
+
+    Attributes:
+        hosts: number of hosts.
+        devices_per_host: number of devices, and so of ranks, of each host.
+        device: the devices.
+        inside: link between devices of a host.
+        between: link of a device to devices of other hosts, when all devices of the host use it at once.
+    """
+
+    hosts: int
+    devices_per_host: int
+    device: Device
+    inside: Link
+    between: Link
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "devices_per_host"):
+            if getattr(self, name) < 1:
+                raise ParamError(f"A cluster needs at least one of {name}, got {getattr(self, name)}.")
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices."""
+        return self.hosts * self.devices_per_host
+
+    def with_hosts(self, hosts: int) -> Cluster:
+        """Return a cluster of more or fewer hosts of the same kind."""
+        return replace(self, hosts=hosts)
+
+    def group(self, stride: int, size: int) -> Group:
+        """Return the group of every ``stride``-th rank, ``size`` in all; ranks are numbered host by host."""
+        inside = max(1, min(size, self.devices_per_host // stride))
+        return Group(cluster=self, inside=inside, hosts=math.ceil(size / inside))
+
+    def __str__(self) -> str:
+        return f"{self.hosts} x {self.devices_per_host} {self.device.name}, {self.inside.name}, {self.between.name}"
+
+
+def make_cluster(
+    device: Device | str,
+    *,
+    hosts: int = 1,
+    devices_per_host: int = 8,
+    inside: Link | str | None = None,
+    between: Link | float | None = None,
+    memory_gib: float | None = None,
+) -> Cluster:
+    """Return a cluster of devices and links that are named or given.
+
+    Args:
+        device: key of :data:`DEVICES`, or a device.
+        hosts: number of hosts.
+        devices_per_host: number of devices of each host.
+        inside: key of :data:`LINKS`, or a link; the usual one of the device if None.
+        between: gigabits per second of a host's network, over all of its interfaces; or the link of one device. If
+            None, 50 for each device, or 10 for a host without GPUs.
+        memory_gib: memory of a device, if it is not that of its data sheet.
+
+    Raises:
+        ParamError: if there is no such device or link, or a number is not positive.
+    """
+    if isinstance(device, str):
+        if device not in DEVICES:
+            raise ParamError(
+                f"There is no device {device!r}; there are {', '.join(DEVICES)} and cpu. Others can be given as a "
+                "sparkdl.planner.Device."
+            )
+        device = DEVICES[device]
+    if memory_gib is not None:
+        device = replace(device, memory_bytes=memory_gib * GIB)
+    inside = inside or INSIDE.get(device.name, "memory" if device.is_cpu else "pcie4")
+    if isinstance(inside, str):
+        if inside not in LINKS:
+            raise ParamError(f"There is no link {inside!r}; there are {', '.join(LINKS)}.")
+        inside = LINKS[inside]
+    if between is None:
+        between = 10.0 if device.is_cpu else 50.0 * devices_per_host
+    if not isinstance(between, Link):
+        if not between > 0:
+            raise ParamError(f"The network between hosts must have a rate above 0, got {between:g} Gbit/s.")
+        between = network(between, devices_per_host)
+    return Cluster(
+        hosts=hosts, devices_per_host=devices_per_host, device=device, inside=inside, between=between
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Ranks that communicate with each other, while all other ranks do the same in groups of their own.
+
+    Attributes:
+        cluster: cluster of the ranks.
+        inside: number of ranks on each host.
+        hosts: number of hosts.
+    """
+
+    cluster: Cluster
+    inside: int
+    hosts: int
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.inside * self.hosts
+
+    def gather_s(self, num_bytes: float) -> float:
+        """Seconds of an all-gather of ``num_bytes`` in all, or of a reduce-scatter, around a ring."""
+        if self.size == 1 or num_bytes == 0:
+            return 0.0
+        near, far = self.cluster.inside, self.cluster.between
+        latency_s = (self.inside - 1) * near.latency_s + (self.hosts - 1) * far.latency_s
+        inside_s = num_bytes * (self.inside - 1) / self.inside / near.bytes_per_s
+        across_s = num_bytes / self.inside * (self.hosts - 1) / self.hosts / far.bytes_per_s
+        return latency_s + max(inside_s, across_s)  # pieces travel inside while others cross
+
+    def reduce_s(self, num_bytes: float) -> float:
+        """Seconds of an allreduce of ``num_bytes``, around a ring or along a tree, whichever is faster."""
+        ring_s = 2 * self.gather_s(num_bytes)
+        if self.size == 1 or num_bytes == 0:
+            return 0.0
+        near, far = self.cluster.inside, self.cluster.between
+        steps_s = math.ceil(math.log2(self.inside)) * near.latency_s
+        steps_s += math.ceil(math.log2(self.hosts)) * far.latency_s
+        moved_s = max(
+            num_bytes / near.bytes_per_s if self.inside > 1 else 0.0,
+            num_bytes / self.inside / far.bytes_per_s if self.hosts > 1 else 0.0,
+        )
+        return min(ring_s, 2 * (steps_s + moved_s))
+
+    def exchange_s(self, num_bytes: float) -> float:
+        """Seconds of an all-to-all of ``num_bytes`` on each rank."""
+        if self.size == 1:
+            return 0.0
+        near, far = self.cluster.inside, self.cluster.between
+        latency_s = (self.inside - 1) * near.latency_s + (self.hosts - 1) * self.inside * far.latency_s
+        inside_s = num_bytes * (self.inside - 1) / self.size / near.bytes_per_s
+        across_s = num_bytes * (self.size - self.inside) / self.size / far.bytes_per_s
+        return latency_s + max(inside_s, across_s)
+
+    def send_s(self, num_bytes: float) -> float:
+        """Seconds of a message from each rank to the next one in the group."""
+        link = self.cluster.between if self.hosts > 1 else self.cluster.inside
+        return 0.0 if self.size == 1 else link.latency_s + num_bytes / link.bytes_per_s

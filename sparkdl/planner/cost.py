@@ -1,0 +1,317 @@
+"""The time of a training step, by kind, for a model that is divided in some way on a cluster.
+
+Sources: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters" (2021), for the bubble of
+a pipeline and the communication of tensor parallelism; T. Dao, "FlashAttention-2" (2023), for the operations of
+attention; :mod:`sparkdl.planner.cluster` has the time of collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparkdl.planner.memory import Part, is_sharded, parameters_of, parts_of_ranks
+
+if TYPE_CHECKING:
+    from sparkdl.parallel import Parallelism
+    from sparkdl.planner.cluster import Cluster, Device, Group, Link
+    from sparkdl.planner.shape import ModelShape, RankNumbers, Recipe
+
+ATTENTION_BACKWARD = 2.5
+"""Products of attention in a backward pass, five, as a multiple of the two of a forward pass (Dao 2023)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step on the slowest rank, by kind. Communication counts as far as no arithmetic hides it.
+
+    Attributes:
+        products: matrix products.
+        attention: attention kernels.
+        passes: norms, activations, losses and other kernels that move memory.
+        recomputation: forward passes that are done again in backward passes.
+        optimizer: update of the weights.
+        tensor: sums and gathers among tensor ranks.
+        context: exchange of keys and values among context ranks.
+        shard: gathers of weights, and reduction of gradients, among shards.
+        data: reduction of gradients among replicas.
+        pipeline: messages between stages.
+        bubble: waiting for the first and the last microbatches of a pipeline.
+        hidden: communication that arithmetic hides; not part of the total, except for :attr:`contention`.
+        contention: arithmetic that is slower because communication goes on at the same time.
+    """
+
+    products: float = 0.0
+    attention: float = 0.0
+    passes: float = 0.0
+    recomputation: float = 0.0
+    optimizer: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    shard: float = 0.0
+    data: float = 0.0
+    pipeline: float = 0.0
+    bubble: float = 0.0
+    hidden: float = 0.0
+    contention: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Seconds of arithmetic, including recomputation and the optimizer."""
+        return (
+            self.products
+            + self.attention
+            + self.passes
+            + self.recomputation
+            + self.optimizer
+            + self.contention
+        )
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication that no arithmetic hides."""
+        return self.tensor + self.context + self.shard + self.data + self.pipeline
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        return self.compute + self.exposed + self.bubble
+
+
+@dataclass(frozen=True)
+class _Arithmetic:
+    """Seconds of a forward pass, or of its backward pass."""
+
+    products: float
+    attention: float
+    passes: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention + self.passes
+
+
+_NOTHING = _Arithmetic(0.0, 0.0, 0.0)
+
+
+def _arithmetic(
+    numbers: RankNumbers, rows: float, device: Device, recipe: Recipe, *, is_block: bool
+) -> tuple[_Arithmetic, _Arithmetic]:
+    """Return the time of a forward pass and of its backward pass, in which each product becomes two."""
+    rate = device.float32_rate if recipe.compute_bytes == 4 else device.rate
+
+    def product_s(rows: float, columns: float, depth: float) -> float:
+        return device.kernel_s + 2 * rows * columns * (depth + device.tile_depth) / rate
+
+    m = rows * numbers.positions
+    products = numbers.products if is_block else numbers.outside_products
+    attention = rows * numbers.attention / device.attention_rate * device.rate / rate if is_block else 0.0
+    moved = rows * (numbers.moved if is_block else numbers.outside_moved)
+    passes = recipe.passes * moved / (device.bandwidth * device.throttled)
+    forward = sum(product_s(m, n, k) for n, k in products)
+    backward = sum(product_s(m, k, n) + product_s(n, k, m) for n, k in products)
+    return (
+        _Arithmetic(forward, attention, passes),
+        _Arithmetic(backward, ATTENTION_BACKWARD * attention, 2 * passes),
+    )
+
+
+class _Overlap:
+    """Communication beside arithmetic: how much of it shows, and how much it slows the arithmetic down."""
+
+    def __init__(self) -> None:
+        self.exposed = {"shard": 0.0, "data": 0.0}
+        self.hidden = self.contention = 0.0
+
+    def add(self, kind: str, seconds: float, beside: float, link: Link, times: float = 1.0) -> None:
+        """Add communication of some seconds beside arithmetic of some seconds, a number of times."""
+        hidden = min(seconds, beside)
+        self.exposed[kind] += times * (seconds - hidden)
+        self.hidden += times * hidden
+        self.contention += times * hidden * link.occupies
+
+
+def step_time(
+    shape: ModelShape,
+    cluster: Cluster,
+    sizes: Parallelism,
+    *,
+    rows: float,
+    microbatches: int,
+    recipe: Recipe,
+    recomputed: float | None = None,
+) -> StepTime:
+    """Return the time of a step.
+
+    Args:
+        shape: shape of the model.
+        cluster: cluster whose ranks the sizes divide.
+        sizes: resolved sizes.
+        rows: number of rows of a forward pass.
+        microbatches: number of forward passes of an update.
+        recipe: how numbers are held and sent.
+        recomputed: share of each forward pass that is done again in the backward pass; 1 or 0 by ``sizes`` if None.
+
+    Raises:
+        ParamError: if a pipeline has more stages than the model has blocks.
+    """
+    share = float(sizes.recompute) if recomputed is None else recomputed
+    numbers = shape.on_rank(sizes, recipe)
+    parts = parts_of_ranks(shape, numbers, sizes, recipe)
+    steps = [_of_part(numbers, cluster, part, sizes, rows, microbatches, recipe, share) for part, _ in parts]
+    slowest = max(steps, key=lambda step: step.total)
+    others = sum(
+        count * _in_microbatches(step) for step, (_, count) in zip(steps, parts, strict=True)
+    ) - _in_microbatches(slowest)
+    return replace(slowest, bubble=others / microbatches / parts[0][0].stages)
+
+
+def _in_microbatches(step: StepTime) -> float:
+    return step.total - step.optimizer - step.shard - step.data
+
+
+def _of_part(
+    numbers: RankNumbers,
+    cluster: Cluster,
+    part: Part,
+    sizes: Parallelism,
+    rows: float,
+    microbatches: int,
+    recipe: Recipe,
+    recomputed: float,
+) -> StepTime:
+    device, layers = cluster.device, part.layers
+    block, back = _arithmetic(numbers, rows, device, recipe, is_block=True)
+    outside = outside_back = _NOTHING
+    if part.has_last:
+        outside, outside_back = _arithmetic(numbers, rows, device, recipe, is_block=False)
+    tensor = _tensor_s(cluster, sizes, rows * numbers.summed) * (2 + recomputed)
+    context_forward, context_backward = _context_s(numbers, cluster, sizes, rows, recipe, block.attention)
+    context = context_forward * (1 + recomputed) + context_backward
+    overlap = _Overlap()
+    number = parameters_of(numbers, part)
+    beside = block.total, back.total + recomputed * block.total
+    _replicas(overlap, numbers, cluster, part, sizes, microbatches, recipe, beside)
+    stride = sizes.tensor * sizes.context * sizes.shard * (sizes.data or 1)
+    next_stage = cluster.group(stride, sizes.pipeline)
+    near, far = _link(cluster, cluster.group(1, sizes.tensor)), _link(cluster, next_stage)
+    sums = microbatches * layers * tensor
+    messages = 2 * microbatches * part.stages * next_stage.send_s(rows * numbers.inputs)
+    shards = sizes.shard * sizes.context * ((sizes.data or 1) if recipe.divides_optimizer else 1)
+    moved = 2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes
+    added: float = 2 * recipe.gradient_bytes * number * (microbatches - 1)
+    if is_sharded(sizes) and sizes.pipeline == 1 and sizes.sharding_stage > 1:
+        added /= sizes.shard * sizes.context
+    speed = device.bandwidth * device.throttled
+    return StepTime(
+        products=microbatches
+        * (layers * (block.products + back.products) + outside.products + outside_back.products),
+        attention=microbatches * layers * (block.attention + back.attention),
+        passes=microbatches * (layers * (block.passes + back.passes) + outside.passes + outside_back.passes)
+        + added / speed,
+        recomputation=microbatches * layers * recomputed * block.total,
+        optimizer=number / shards * moved / speed,
+        tensor=sums * (1 - recipe.hides),
+        context=microbatches * layers * context,
+        shard=overlap.exposed["shard"],
+        data=overlap.exposed["data"],
+        pipeline=messages * (1 - recipe.hides),
+        hidden=overlap.hidden + recipe.hides * (sums + messages),
+        contention=overlap.contention + recipe.hides * (sums * near.occupies + messages * far.occupies),
+    )
+
+
+def _tensor_s(cluster: Cluster, sizes: Parallelism, num_bytes: float) -> float:
+    """Seconds that tensor ranks communicate for a forward pass of a block; a backward pass takes as long.
+
+    Two allreduces of a block's output, or with ``sequence`` two gathers and two reduce-scatters, which move as much.
+    """
+    if sizes.tensor == 1:
+        return 0.0
+    group = cluster.group(1, sizes.tensor)
+    return 4 * group.gather_s(num_bytes) if sizes.sequence else 2 * group.reduce_s(num_bytes)
+
+
+def _context_s(
+    numbers: RankNumbers,
+    cluster: Cluster,
+    sizes: Parallelism,
+    rows: float,
+    recipe: Recipe,
+    attention: float,
+) -> tuple[float, float]:
+    """Seconds that sharing sequences costs a block, forward and backward, as far as attention does not hide it."""
+    if sizes.context == 1:
+        return 0.0, 0.0
+    group = cluster.group(sizes.tensor, sizes.context)
+    queries, keys = rows * numbers.queries, rows * numbers.keys
+    if sizes.attention == "all-to-all":
+        seconds = 2 * group.exchange_s(queries) + 2 * group.exchange_s(keys)
+        return seconds, seconds
+    steps = sizes.context - 1
+    forward = 2 * steps * group.send_s(keys)
+    gradients = 2 * sizes.context * group.send_s(keys * 4 / recipe.compute_bytes)  # in float32
+    # Each block's result is read, and merged with the float32 results before.
+    speed = cluster.device.bandwidth * cluster.device.throttled
+    merged = steps * (queries + 2 * queries * 4 / recipe.compute_bytes) / speed
+    return (
+        merged + max(0.0, forward - attention),
+        merged + max(0.0, forward + gradients - ATTENTION_BACKWARD * attention),
+    )
+
+
+def _replicas(
+    overlap: _Overlap,
+    numbers: RankNumbers,
+    cluster: Cluster,
+    part: Part,
+    sizes: Parallelism,
+    microbatches: int,
+    recipe: Recipe,
+    beside: tuple[float, float],
+) -> None:
+    """Add the communication of ranks that train on different rows.
+
+    FSDP2 gathers a block's weights while the block before computes, and scatters its gradients while the next one's are
+    computed. Replicas reduce the gradients of an update in its last backward pass. A pipeline reduces them at its end.
+    """
+    forward, backward = beside
+    data = sizes.data or 1
+    shards = sizes.shard * sizes.context
+    inner = cluster.group(sizes.tensor, shards)
+    outer = cluster.group(sizes.tensor * shards, data)
+    block, number = numbers.block, parameters_of(numbers, part)
+    outside = number - part.layers * block
+    is_pipeline = sizes.pipeline > 1
+    if shards > 1:
+        link = _link(cluster, inner)
+        gather, first = (inner.gather_s(size * recipe.gathered_bytes) for size in (block, outside + block))
+        again = gather if sizes.sharding_stage == 3 else 0.0
+        scatter = inner.gather_s(block * recipe.reduced_bytes)
+        reductions = 0 if is_pipeline else microbatches if sizes.sharding_stage > 1 else 1
+        overlap.add("shard", gather, forward, link, microbatches * (part.layers - 1))
+        overlap.add("shard", again + scatter, backward, link, reductions * (part.layers - 1))
+        overlap.add("shard", again, backward, link, (microbatches - reductions) * (part.layers - 1))
+        overlap.add("shard", first, 0.0, link, microbatches)
+        overlap.add(
+            "shard", inner.gather_s((outside + block) * recipe.reduced_bytes), 0.0, link, max(1, reductions)
+        )
+        if is_pipeline:
+            overlap.add("shard", scatter, 0.0, link, part.layers - 1)
+    if data > 1:
+        link = _link(cluster, outer)
+        share = recipe.reduced_bytes / shards
+        reduce = outer.gather_s if recipe.divides_optimizer else outer.reduce_s
+        # Small reductions are joined, so that the latency of one is for all blocks.
+        whole = reduce(number * share)
+        last = reduce((outside + block) * share)
+        hides = 0.0 if is_pipeline and not recipe.divides_optimizer else backward * (part.layers - 1)
+        overlap.add("data", max(0.0, whole - last), hides, link)
+        overlap.add("data", last, 0.0, link)
+        if recipe.divides_optimizer:
+            gathered = outer.gather_s(number * recipe.gathered_bytes)
+            overlap.add("data", gathered, forward * (part.layers - 1), link)
+
+
+def _link(cluster: Cluster, group: Group) -> Link:
+    return cluster.between if group.hosts > 1 else cluster.inside

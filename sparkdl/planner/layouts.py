@@ -1,0 +1,429 @@
+"""The layouts of a model on a cluster: which fit, how long a step takes, and which is the fastest.
+
+:func:`plan` enumerates the sizes of :class:`sparkdl.parallel.Parallelism`, estimates memory and time of each, and sorts
+them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel import Parallelism
+from sparkdl.parallel.parallelism import DIMENSIONS
+from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches
+from sparkdl.planner.cluster import GIB, USABLE, Cluster
+from sparkdl.planner.cost import StepTime, step_time
+from sparkdl.planner.memory import RankMemory, memory_of
+from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MOST_HOSTS = 4096
+"""Number of hosts up to which a cluster is sought for a model that does not fit."""
+
+_SCHEDULES = ("1f1b", "interleaved-1f1b")
+"""Schedules to choose from. Of the others, those of GPipe need more memory and are no faster, and those that split the
+backward pass do not work with sharded stages."""
+
+_LEAST_POSITIONS = 1024
+"""Fewest positions of a rank for which a plan divides sequences."""
+
+
+_ENOUGH_MICROBATCHES = 8
+"""Microbatches of each pipeline rank from which on more hardly shorten the waiting, at most an eighth of a step."""
+
+_SIMPLER = 0.01
+"""Share of the time that each further kind of parallelism must gain: what is simpler fails less, and is easier to
+follow."""
+
+
+_SHARES = {
+    "bubble": "waiting in the pipeline takes {} of the step",
+    "tensor": "sums among tensor ranks take {} of the step",
+    "shard": "gathers of weights and reductions of gradients that no arithmetic hides take {} of the step",
+    "data": "sums of gradients over replicas that no arithmetic hides take {} of the step",
+    "context": "passing keys and values on takes {} of the step",
+    "pipeline": "messages between stages take {} of the step",
+    "recomputation": "recomputation, as activations do not fit, takes {} of the step",
+}
+_FULLEST = {
+    "weights": "weights are",
+    "gradients": "gradients are",
+    "optimizer": "the optimizer's state is",
+    "activations": "activations are",
+    "buffers": "gathered or cast weights and outputs are",
+}
+
+_NOTABLE = 0.05
+"""Share of a step from which on the reason names a cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A way to divide a model on a cluster, with the memory and the time that it takes.
+
+    Attributes:
+        parallelism: resolved sizes and options.
+        rows: number of rows of a forward pass of a reader.
+        passes: number of forward passes of an update: microbatches of a pipeline, otherwise accumulated batches.
+        memory: memory of the fullest rank.
+        time: time of a step on the slowest rank.
+        cluster: the cluster.
+        batch: number of rows of an update, over all ranks.
+        largest_batch: largest number of rows of an update that fits with this layout and this number of passes.
+        utilization: operations of the model per second as a share of the data sheets' of all devices.
+    """
+
+    parallelism: Parallelism
+    rows: int
+    passes: int
+    memory: RankMemory
+    time: StepTime
+    cluster: Cluster
+    batch: int
+    largest_batch: int
+    utilization: float
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch of a reader, as an estimator's Param ``batchSize`` counts them."""
+        return self.rows * self.passes if self.parallelism.pipeline > 1 else self.rows
+
+    @property
+    def accumulated_batches(self) -> int:
+        """Number of batches of an update, as an estimator's Param ``accumulatedBatches`` counts them."""
+        return 1 if self.parallelism.pipeline > 1 else self.passes
+
+    def as_code(self) -> str:
+        """Return the ``Parallelism(...)`` to paste."""
+        default = Parallelism()
+        given = {
+            name: value
+            for name, value in vars(self.parallelism).items()
+            if value != getattr(default, name) and not (name == "data" and value == 1)
+        }
+        return f"Parallelism({', '.join(f'{name}={value!r}' for name, value in given.items()) or 'data=1'})"
+
+    @property
+    def reason(self) -> str:
+        """A sentence on the largest costs of the layout, and on what fills its memory."""
+        time, memory = self.time, self.memory
+        shares = {kind: getattr(time, kind) / time.total for kind in _SHARES}
+        notable = sorted(
+            (kind for kind in shares if shares[kind] >= _NOTABLE), key=lambda kind: -shares[kind]
+        )
+        costs = " and ".join(_SHARES[kind].format(f"{shares[kind]:.0%}") for kind in notable[:2])
+        if not costs:
+            costs = f"arithmetic takes {time.compute / time.total:.0%} of the step"
+            if time.hidden > time.exposed:
+                costs += " and hides most of the communication"
+        fullest = max(_FULLEST, key=lambda kind: getattr(memory, kind))
+        share = memory.total / self.cluster.device.memory_bytes
+        text = f"{costs}; {_FULLEST[fullest]} the largest part of the {share:.0%} of memory"
+        return text[0].upper() + text[1:] + "."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as numbers and texts that JSON can hold."""
+        return {
+            "parallelism": dict(vars(self.parallelism)),
+            "code": self.as_code(),
+            "batch": self.batch,
+            "batch_size": self.batch_size,
+            "accumulated_batches": self.accumulated_batches,
+            "largest_batch": self.largest_batch,
+            "memory_bytes": {**vars(self.memory), "total": self.memory.total},
+            "step_s": {**vars(self.time), "total": self.time.total},
+            "rows_per_s": self.batch / self.time.total,
+            "utilization": self.utilization,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The layouts of a model on a cluster that fit, the fastest first.
+
+    Attributes:
+        shape: shape of the model.
+        cluster: the cluster.
+        batch: number of rows of an update.
+        layouts: layouts that fit, the fastest first; never empty.
+        num_unfit: number of layouts that do not fit into memory.
+    """
+
+    shape: ModelShape
+    cluster: Cluster
+    batch: int
+    layouts: tuple[Layout, ...]
+    num_unfit: int
+
+    @property
+    def best(self) -> Layout:
+        """The fastest layout."""
+        return self.layouts[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as numbers and texts that JSON can hold."""
+        return {
+            "model": self.shape.name,
+            "parameters": self.shape.parameters,
+            "sequence": self.shape.sequence,
+            "cluster": str(self.cluster),
+            "ranks": self.cluster.world_size,
+            "batch": self.batch,
+            "num_unfit": self.num_unfit,
+            "advice": advice(self.cluster),
+            "layouts": [layout.as_dict() for layout in self.layouts],
+        }
+
+
+def plan(
+    model: ModelShape | nn.Module | str,
+    cluster: Cluster,
+    *,
+    batch: int,
+    precision: str = "bfloat16",
+    sequence: int | None = None,
+    recipe: Recipe | None = None,
+) -> Plan:
+    """Return the layouts of a model on a cluster, the fastest first.
+
+    Args:
+        model: shape of a model; or a module that is a decoder; or what
+            :func:`~sparkdl.planner.shape.shape_from_text` takes. :func:`sparkdl.planner.count` makes a shape of any
+            other module.
+        cluster: the cluster; see :func:`~sparkdl.planner.cluster.make_cluster`.
+        batch: number of rows (sequences) of an update, over all ranks.
+        precision: ``"float32"`` or ``"bfloat16"``, as an estimator's Param ``precision``.
+        sequence: number of positions of a row; that of the model if None.
+        recipe: how numbers are held and sent, if not as in an estimator with ``precision``.
+
+    Raises:
+        ParamError: if an argument cannot work, or no layout fits; the message names the smallest cluster that would do.
+    """
+    shape = _shape_of(model, sequence)
+    if not isinstance(batch, int) or batch < 1:
+        raise ParamError(f"batch must be a positive number of rows, got {batch!r}.")
+    if precision not in RECIPES:
+        raise ParamError(f"precision must be {' or '.join(map(repr, RECIPES))}, got {precision!r}.")
+    recipe = recipe or RECIPES[precision]
+    found = _layouts(shape, cluster, batch, recipe)
+    if not found.layouts:
+        raise ParamError(_why_none(shape, cluster, batch, recipe, found))
+    return found
+
+
+def _shape_of(model: ModelShape | nn.Module | str, sequence: int | None) -> ModelShape:
+    if isinstance(model, str):
+        from sparkdl.planner.shape import shape_from_text
+
+        return shape_from_text(model, sequence=sequence)
+    if isinstance(model, DecoderShape):
+        return model if sequence is None else replace(model, sequence=sequence)
+    if isinstance(model, ModelShape):
+        return model
+    from sparkdl.planner.counting import shape_of_module
+
+    return shape_of_module(model, sequence=sequence)
+
+
+def _layouts(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe) -> Plan:
+    best: list[Layout] = []
+    num_unfit = 0
+    for sizes in _sizes(shape, cluster, batch):
+        layout = _best_of(shape, cluster, batch, recipe, sizes)
+        if layout is None:
+            num_unfit += 1
+        else:
+            best.append(layout)
+    ordered = sorted(best, key=_preference)
+    return Plan(shape=shape, cluster=cluster, batch=batch, layouts=tuple(ordered), num_unfit=num_unfit)
+
+
+def _preference(layout: Layout) -> float:
+    sizes = layout.parallelism
+    complexity: int = sum(getattr(sizes, name) > 1 for name in DIMENSIONS)
+    return layout.time.total * (1 + _SIMPLER * complexity)
+
+
+def _best_of(
+    shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe, sizes: Parallelism
+) -> Layout | None:
+    """The fastest options of sizes; None if none fits."""
+    best: Layout | None = None
+    for options, passes_of in _options(shape, sizes, batch):
+        if best is not None and options.recompute and best.parallelism.pipeline == 1 and best.passes == 1:
+            break
+        for rows, passes in passes_of:
+            layout = _estimated(shape, cluster, batch, recipe, options, rows, passes)
+            if layout is None:
+                continue
+            if best is None or layout.time.total < best.time.total:
+                best = layout
+            # With fewer rows the arithmetic is slower, and weights are gathered more often; a pipeline waits less.
+            if sizes.pipeline == 1 or passes >= _ENOUGH_MICROBATCHES * sizes.pipeline:
+                break
+    if best is None:
+        return None
+    usable = USABLE * cluster.device.memory_bytes
+    nothing = _memory(shape, cluster, recipe, best.parallelism, 0, best.passes).total
+    rows = math.floor((usable - nothing) / ((best.memory.total - nothing) / best.rows))
+    return replace(best, largest_batch=batch // best.rows * rows)
+
+
+def _sizes(shape: ModelShape, cluster: Cluster, batch: int) -> Iterator[Parallelism]:
+    """The sizes that suit the model, the cluster and the batch; tensor ranks share a host where hosts have several."""
+    world = cluster.world_size
+    most_tensor = cluster.devices_per_host if cluster.devices_per_host > 1 else world
+    for tensor, pipeline in itertools.product(_divisors(min(most_tensor, world)), _divisors(world)):
+        if world % (tensor * pipeline) or pipeline > shape.layers:
+            continue
+        for context in _divisors(world // tensor // pipeline):
+            if context > 1 and shape.sequence // context < _LEAST_POSITIONS:
+                continue
+            rest = world // tensor // pipeline // context
+            for shard in _divisors(rest):
+                if batch % rest:
+                    continue
+                sizes = Parallelism(
+                    data=rest // shard,
+                    shard=shard,
+                    tensor=tensor,
+                    context=context,
+                    pipeline=pipeline,
+                    sequence=tensor > 1 and shape.sequence % tensor == 0,
+                )
+                if shape.why_not(sizes) is None:
+                    yield sizes
+
+
+def _options(
+    shape: ModelShape, sizes: Parallelism, batch: int
+) -> Iterator[tuple[Parallelism, list[tuple[int, int]]]]:
+    """The options of sizes, each with the possible numbers of rows of a pass, largest first, and of passes."""
+    assert sizes.data is not None, "resolved"
+    of_reader = batch // (sizes.data * sizes.shard)
+    stages = (2, 3) if sizes.shard * sizes.context > 1 else (3,)
+    schedules = _SCHEDULES if sizes.pipeline > 1 else (sizes.schedule,)
+    methods = ("ring", "all-to-all") if sizes.context > 1 else (sizes.attention,)
+    passes_of = [(rows, of_reader // rows) for rows in reversed(_divisors(of_reader))]
+    for recompute, stage, schedule, method in itertools.product((False, True), stages, schedules, methods):
+        options = replace(
+            sizes, recompute=recompute, sharding_stage=stage, schedule=schedule, attention=method
+        )
+        if sizes.pipeline * SCHEDULES[schedule].stages_per_rank > shape.layers or shape.why_not(options):
+            continue
+        yield options, [each for each in passes_of if sizes.pipeline == 1 or _can_cut(options, each[1])]
+
+
+def _can_cut(sizes: Parallelism, passes: int) -> bool:
+    try:
+        check_microbatches(sizes.schedule, sizes.pipeline, passes)
+    except ParamError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _estimated(
+    shape: ModelShape,
+    cluster: Cluster,
+    batch: int,
+    recipe: Recipe,
+    sizes: Parallelism,
+    rows: int,
+    passes: int,
+) -> Layout | None:
+    """The layout with its memory and time; None if it does not fit."""
+    needed = _memory(shape, cluster, recipe, sizes, rows, passes)
+    if needed.total > USABLE * cluster.device.memory_bytes:
+        return None
+    if sizes.pipeline > 1:
+        sizes = replace(sizes, microbatches=passes)
+    time = step_time(shape, cluster, sizes, rows=rows, microbatches=passes, recipe=recipe)
+    return Layout(
+        parallelism=sizes,
+        rows=rows,
+        passes=passes,
+        memory=needed,
+        time=time,
+        cluster=cluster,
+        batch=batch,
+        largest_batch=batch,
+        utilization=shape.flops_per_row() * batch / time.total / cluster.world_size / cluster.device.peak,
+    )
+
+
+def _memory(
+    shape: ModelShape, cluster: Cluster, recipe: Recipe, sizes: Parallelism, rows: int, passes: int
+) -> RankMemory:
+    is_fused = not cluster.device.is_cpu
+    return memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=recipe, is_fused=is_fused)
+
+
+def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe, found: Plan) -> str:
+    size = f"{shape.name} with {shape.parameters / 1e9:.3g} billion parameters"
+    if not found.num_unfit:
+        return (
+            f"No layout of {size} suits {cluster.world_size} ranks and batches of {batch} rows: the rows must be a "
+            f"multiple of data x shard. Choose a batch that is a multiple of {cluster.world_size}."
+        )
+    text = (
+        f"{size} fits on {cluster} in none of {found.num_unfit} layouts with batches of {batch} rows of "
+        f"{shape.sequence} positions."
+    )
+    hosts = cluster.hosts
+    while (hosts := hosts * 2) <= _MOST_HOSTS:
+        if _layouts(shape, cluster.with_hosts(hosts), batch, recipe).layouts:
+            break
+    else:
+        return f"{text} It would not on {_MOST_HOSTS} such hosts either: take devices with more memory."
+    # Between this number and half of it, numbers that divide well.
+    for fewer in sorted({hosts // 2 * eighths // 8 for eighths in range(9, 16)} - {hosts // 2}):
+        smaller = _layouts(shape, cluster.with_hosts(fewer), batch, recipe)
+        if smaller.layouts:
+            hosts = fewer
+            break
+    best = _layouts(shape, cluster.with_hosts(hosts), batch, recipe).best
+    return (
+        f"{text} The smallest cluster of such hosts on which it fits has {hosts}, with {best.as_code()}. Shorter rows, "
+        "or devices with more memory, need fewer."
+    )
+
+
+def advice(cluster: Cluster) -> list[str]:
+    """Return how ranks of a cluster had best communicate, by the number of hosts and the kind of their links."""
+    if cluster.hosts == 1:
+        return [
+            f"Ranks of one host use {'shared memory' if cluster.device.is_cpu else 'NCCL'} by themselves."
+        ]
+    of_host = cluster.between.bytes_per_s * cluster.devices_per_host
+    texts = []
+    if cluster.hosts < 16:
+        texts.append(
+            "Below 16 hosts, static process sets and the transport that sparkdl chooses by itself do best."
+        )
+    else:
+        texts.append(
+            'From 16 hosts on, transport="mpi" joins hosts with fabrics that MPI knows, and dynamic process sets keep '
+            "collectives among few hosts."
+        )
+    if of_host < 0.2e9 * 8:
+        texts.append(
+            'On links this slow, wire="bfloat16" halves what gradients send, and local updates send them seldom '
+            "(docs/slow_links.md)."
+        )
+    if of_host / GIB < 1.0:
+        texts.append("sparkdl doctor measures whether the link reaches the rate that was given here.")
+    return texts

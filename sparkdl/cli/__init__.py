@@ -15,6 +15,7 @@ from sparkdl.cli import demo, run
 from sparkdl.doctor import command as doctor
 from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.jobs import command as jobs
+from sparkdl.planner import command as planner
 
 _COMMANDS = {
     "demo": (demo.add_arguments, demo.run, "train, track and serve a digit classifier on this machine"),
@@ -24,6 +25,7 @@ _COMMANDS = {
         doctor.run,
         "check this machine or a cluster, and say what will not work and how to fix it",
     ),
+    "plan": (planner.add_arguments, planner.run, "plan the parallelism of a model on a cluster"),
     "train": (jobs.add_arguments, jobs.train, "train the model that a job file describes"),
     "job-script": (
         None,

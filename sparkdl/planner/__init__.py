@@ -1,1 +1,45 @@
-"""Plans."""
+"""Plans how a model is divided among the ranks of a cluster: which layouts fit, how long a step takes, and why.
+
+It knows neither Spark nor the training loop. Runs on the *driver*, or on any machine. Begin with ``layouts``:
+:func:`plan` estimates memory (``memory``) and time (``cost``) of each layout from the shape of the model (``shape``,
+``counting``) and the links and devices of the cluster (``cluster``), which ``measure`` measures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.planner.cluster import DEVICES, LINKS, Cluster, Device, Link, make_cluster
+from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, Recipe
+
+if TYPE_CHECKING:
+    from sparkdl.planner.counting import count
+    from sparkdl.planner.layouts import Layout, Plan, plan
+
+_OF_TORCH = {"Layout": "layouts", "Plan": "layouts", "plan": "layouts", "count": "counting"}
+"""Names whose modules import torch."""
+
+__all__ = [
+    "DEVICES",
+    "LINKS",
+    "MODELS",
+    "Cluster",
+    "DecoderShape",
+    "Device",
+    "Layout",
+    "Link",
+    "ModelShape",
+    "Plan",
+    "Recipe",
+    "count",
+    "make_cluster",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_OF_TORCH[name]}"), name)

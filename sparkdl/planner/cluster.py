@@ -25,6 +25,10 @@ SUSTAINED = 0.8
 limit slows down."""
 
 
+STREAMED = 0.85
+"""Share of a GPU's memory bandwidth that kernels reach which read and write long vectors."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """A device that one rank computes on.
@@ -35,13 +39,13 @@ class Device:
         rate: operations per second that large matrix products reach.
         float32_rate: the same for float32; TF32 is not used, as torch does not by default.
         memory_bytes: bytes of memory.
-        bandwidth: bytes per second of memory.
+        bandwidth: bytes per second of memory that the optimizer reaches.
+        moved_rate: bytes per second that norms, activations and other kernels reach.
         attention_rate: operations per second that attention kernels reach.
         is_cpu: whether it is the cores of a rank.
         kernel_s: seconds that a matrix product takes besides its arithmetic: its start, its first loads and its last
             tile.
         tile_depth: depth of a product that takes as long as the first loads and the last stores of a tile.
-        throttled: bytes per second of memory that kernels other than products reach, as a share of ``bandwidth``.
     """
 
     name: str
@@ -50,11 +54,11 @@ class Device:
     float32_rate: float
     memory_bytes: float
     bandwidth: float
+    moved_rate: float
     attention_rate: float
     is_cpu: bool = False
     kernel_s: float = 7e-6
     tile_depth: float = 100.0
-    throttled: float = 0.85
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,8 @@ def _gpu(
         rate=peak * share * SUSTAINED * 1e12,
         float32_rate=float32 * share * SUSTAINED * 1e12,
         memory_bytes=gib * GIB,
-        bandwidth=bandwidth * 1e9,
+        bandwidth=bandwidth * STREAMED * 1e9,
+        moved_rate=bandwidth * STREAMED * 1e9,
         attention_rate=peak * attention * 1e12,
     )
 

@@ -107,7 +107,7 @@ def _arithmetic(
     products = numbers.products if is_block else numbers.outside_products
     attention = rows * numbers.attention / device.attention_rate * device.rate / rate if is_block else 0.0
     moved = rows * (numbers.moved if is_block else numbers.outside_moved)
-    passes = recipe.passes * moved / (device.bandwidth * device.throttled)
+    passes = recipe.passes * moved / device.moved_rate
     forward = sum(product_s(m, n, k) for n, k in products)
     backward = sum(product_s(m, k, n) + product_s(n, k, m) for n, k in products)
     return (
@@ -202,15 +202,14 @@ def _of_part(
     added: float = 2 * recipe.gradient_bytes * number * (microbatches - 1)
     if is_sharded(sizes) and sizes.pipeline == 1 and sizes.sharding_stage > 1:
         added /= sizes.shard * sizes.context
-    speed = device.bandwidth * device.throttled
     return StepTime(
         products=microbatches
         * (layers * (block.products + back.products) + outside.products + outside_back.products),
         attention=microbatches * layers * (block.attention + back.attention),
         passes=microbatches * (layers * (block.passes + back.passes) + outside.passes + outside_back.passes)
-        + added / speed,
+        + added / device.bandwidth,
         recomputation=microbatches * layers * recomputed * block.total,
-        optimizer=number / shards * moved / speed,
+        optimizer=number / shards * moved / device.bandwidth,
         tensor=sums * (1 - recipe.hides),
         context=microbatches * layers * context,
         shard=overlap.exposed["shard"],
@@ -252,8 +251,7 @@ def _context_s(
     forward = 2 * steps * group.send_s(keys)
     gradients = 2 * sizes.context * group.send_s(keys * 4 / recipe.compute_bytes)  # in float32
     # Each block's result is read, and merged with the float32 results before.
-    speed = cluster.device.bandwidth * cluster.device.throttled
-    merged = steps * (queries + 2 * queries * 4 / recipe.compute_bytes) / speed
+    merged = steps * (queries + 2 * queries * 4 / recipe.compute_bytes) / cluster.device.moved_rate
     return (
         merged + max(0.0, forward - attention),
         merged + max(0.0, forward + gradients - ATTENTION_BACKWARD * attention),

@@ -165,8 +165,8 @@ def count(module: nn.Module, inputs: tuple[Any, ...] | Tensor, *, name: str | No
     return CountedShape(
         name=name or type(module).__name__,
         layers=calls,
-        block=round(of_blocks / calls),
-        outside=whole - of_blocks,
+        block=of_blocks // calls,
+        outside=whole - of_blocks // calls * calls,
         block_flops=notes.flops / calls / rows,
         outside_flops=(total - notes.flops) / rows,
         block_bytes=notes.inside / calls / rows,

@@ -40,8 +40,7 @@ _ENOUGH_MICROBATCHES = 8
 """Microbatches of each pipeline rank from which on more hardly shorten the waiting, at most an eighth of a step."""
 
 _SIMPLER = 0.01
-"""Share of the time that each further kind of parallelism must gain: what is simpler fails less, and is easier to
-follow."""
+"""Share of the time that each kind of parallelism but replicas must gain: what is simpler fails less."""
 
 
 _SHARES = {
@@ -100,6 +99,21 @@ class Layout:
     def accumulated_batches(self) -> int:
         """Number of batches of an update, as an estimator's Param ``accumulatedBatches`` counts them."""
         return 1 if self.parallelism.pipeline > 1 else self.passes
+
+    @property
+    def label(self) -> str:
+        """A short name: sizes other than 1, and options that matter for memory or time."""
+        sizes = self.parallelism
+        named = [
+            f"{name} {getattr(sizes, name)}" for name in reversed(DIMENSIONS) if getattr(sizes, name) > 1
+        ]
+        if sizes.shard * sizes.context > 1:
+            named.append(f"ZeRO-{sizes.sharding_stage}")
+        if sizes.pipeline > 1:
+            named.append(sizes.schedule)
+        if sizes.context > 1:
+            named.append(sizes.attention)
+        return ", ".join([*(named or ["one rank"]), *(["recompute"] if sizes.recompute else [])])
 
     def as_code(self) -> str:
         """Return the ``Parallelism(...)`` to paste."""
@@ -249,7 +263,7 @@ def _layouts(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe) ->
 
 def _preference(layout: Layout) -> float:
     sizes = layout.parallelism
-    complexity: int = sum(getattr(sizes, name) > 1 for name in DIMENSIONS)
+    complexity: int = sum(getattr(sizes, name) > 1 for name in DIMENSIONS if name != "data")
     return layout.time.total * (1 + _SIMPLER * complexity)
 
 
@@ -372,6 +386,16 @@ def _memory(
     return memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=recipe, is_fused=is_fused)
 
 
+def _fits(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe) -> bool:
+    """Whether any layout fits, with as few rows in a pass as it can have."""
+    return any(
+        _memory(shape, cluster, recipe, options, *passes_of[-1]).total <= USABLE * cluster.device.memory_bytes
+        for sizes in _sizes(shape, cluster, batch)
+        for options, passes_of in _options(shape, sizes, batch)
+        if passes_of
+    )
+
+
 def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe, found: Plan) -> str:
     size = f"{shape.name} with {shape.parameters / 1e9:.3g} billion parameters"
     if not found.num_unfit:
@@ -384,17 +408,13 @@ def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe, f
         f"{shape.sequence} positions."
     )
     hosts = cluster.hosts
-    while (hosts := hosts * 2) <= _MOST_HOSTS:
-        if _layouts(shape, cluster.with_hosts(hosts), batch, recipe).layouts:
-            break
-    else:
-        return f"{text} It would not on {_MOST_HOSTS} such hosts either: take devices with more memory."
+    while not _fits(shape, cluster.with_hosts(hosts), batch, recipe):
+        hosts *= 2
+        if hosts > _MOST_HOSTS:
+            return f"{text} It would not on {_MOST_HOSTS} such hosts either: take devices with more memory."
     # Between this number and half of it, numbers that divide well.
-    for fewer in sorted({hosts // 2 * eighths // 8 for eighths in range(9, 16)} - {hosts // 2}):
-        smaller = _layouts(shape, cluster.with_hosts(fewer), batch, recipe)
-        if smaller.layouts:
-            hosts = fewer
-            break
+    fewer = sorted({hosts // 2 * eighths // 8 for eighths in range(9, 16)} - {hosts // 2})
+    hosts = next((n for n in fewer if _fits(shape, cluster.with_hosts(n), batch, recipe)), hosts)
     best = _layouts(shape, cluster.with_hosts(hosts), batch, recipe).best
     return (
         f"{text} The smallest cluster of such hosts on which it fits has {hosts}, with {best.as_code()}. Shorter rows, "

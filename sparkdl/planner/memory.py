@@ -82,15 +82,15 @@ def parts_of_ranks(
         )
     schedule = "" if recipe.stages_per_rank else sizes.schedule
     blocks = None if sizes.stage_blocks is None else tuple(sizes.stage_blocks)
-    costs = numbers.block, numbers.before, numbers.after
-    return _parts(*costs, shape.layers, sizes.pipeline, per_rank, schedule, blocks)
+    # In blocks, so that all tensor sizes share a result.
+    before, after = (round(outside / numbers.block, 4) for outside in (numbers.before, numbers.after))
+    return _parts(before, after, shape.layers, sizes.pipeline, per_rank, schedule, blocks)
 
 
 @functools.lru_cache(maxsize=4096)
 def _parts(
-    block: int,
-    before: int,
-    after: int,
+    before: float,
+    after: float,
     layers: int,
     ranks: int,
     per_rank: int,
@@ -99,7 +99,7 @@ def _parts(
 ) -> Sequence[tuple[Part, int]]:
     if ranks == 1:
         return ((Part(rank=0, layers=layers, stages=1, has_first=True, has_last=True), 1),)
-    costs = [float(block)] * layers
+    costs = [1.0] * layers
     costs[0] += before
     costs[-1] += after
     first = balance(costs, ranks * per_rank)

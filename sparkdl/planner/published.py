@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdl.parallel import Parallelism
-from sparkdl.planner.cluster import DEVICES, GIB, USABLE, Cluster, make_cluster
+from sparkdl.planner.cluster import DEVICES, GIB, STREAMED, USABLE, Cluster, make_cluster
 from sparkdl.planner.cost import step_time
 from sparkdl.planner.memory import memory_of
 from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, Recipe
@@ -151,7 +151,8 @@ def _of_titan() -> Iterator[Run]:
         DEVICES["h100"],
         rate=DEVICES["h100"].rate * _POWER,
         attention_rate=DEVICES["h100"].attention_rate * _POWER,
-        bandwidth=2.4e12,
+        bandwidth=2.4e12 * STREAMED,
+        moved_rate=2.4e12 * STREAMED,
         memory_bytes=95 * GIB,
     )
     one, eight, sixteen, many = (

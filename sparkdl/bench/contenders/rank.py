@@ -22,6 +22,7 @@ from typing import Any
 from sparkdl.bench.contenders.allreduce import CONTENDERS, AllreduceTrial
 from sparkdl.bench.contenders.feed import FeedTrial
 from sparkdl.bench.contenders.fit_task import ArithmeticTrial
+from sparkdl.bench.contenders.layers import LayerTrial
 from sparkdl.bench.contenders.link import LinkTrial
 from sparkdl.bench.contenders.parallel import ParallelTrial
 from sparkdl.bench.contenders.scaling import AccuracyTrial, ScalingTrial
@@ -56,6 +57,7 @@ TRIALS: dict[str, Callable[[Communicator, str, dict[str, Any]], Trial]] = {
     "allreduce": lambda world, contender, case: AllreduceTrial(world, CONTENDERS[contender](world), **case),
     "feed": lambda _, contender, case: FeedTrial(contender, case),
     "fit": lambda world, _, case: ArithmeticTrial(case, world.rank),
+    "layers": lambda _, __, case: LayerTrial(case),
     "link": lambda world, _, case: LinkTrial(world, case),
     "parallel": ParallelTrial,
     "scaling": lambda world, _, case: (

@@ -105,7 +105,12 @@ def divide(
         parent.register_forward_hook(division.forget_copy, always_call=True)
         if in_parts:
             parent.register_forward_pre_hook(
-                _on_sequence(lambda x: x if division.is_whole else gather_summed(x, group, positions_of(x))),
+                # Contiguous, or each layer inside would keep a copy of its own for the backward pass.
+                _on_sequence(
+                    lambda x: (
+                        x if division.is_whole else gather_summed(x, group, positions_of(x)).contiguous()
+                    )
+                ),
                 with_kwargs=True,
             )
         styles = {style for other, (_, style) in divided.items() if other.rpartition(".")[0] == name}

@@ -1,0 +1,141 @@
+"""The parts of a decoder whose forward and backward passes ``sparkdl plan --measure`` times, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.sessions import Trial
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class LayerTrial(Trial):
+    """Forward and backward passes of one part on a row, or steps of AdamW.
+
+    Args:
+        case: settings of the case: ``part``, one of :data:`PARTS`, ``autocast``, and the sizes that the part takes.
+    """
+
+    num_warm_ups = 2
+
+    def __init__(self, case: Mapping[str, Any]) -> None:
+        import torch
+
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)
+        torch.manual_seed(0)
+        with self._device:
+            self._part = PARTS[case["part"]](case)
+        self._autocast = case["autocast"]
+
+    def run(self, operations: int) -> None:
+        """Run this number of passes."""
+        import torch
+
+        for _ in range(operations):
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
+                output = self._part()
+            if output is not None:
+                output.backward()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """A linear layer, whose output's gradient is one and the same number: its sum would take time of its own."""
+    import torch
+
+    inputs = torch.randn(case["positions"], case["depth"], requires_grad=True)
+    layer = torch.nn.Linear(case["depth"], case["columns"], bias=False)
+    return lambda: _summed(layer(inputs))
+
+
+def _attention(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    size = case["width"] // case["heads"]
+    heads = [case["heads"], case["key_heads"], case["key_heads"]]
+    dtype = torch.bfloat16 if case["autocast"] else torch.float32
+    query, key, value = (
+        torch.randn(1, number, case["positions"], size, dtype=dtype, requires_grad=True) for number in heads
+    )
+    is_grouped = case["heads"] != case["key_heads"]
+    return lambda: _summed(
+        scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+    )
+
+
+def _block(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+    import torch
+
+    block, rotation = _decoder_block(case)
+    inputs = torch.randn(1, case["positions"], case["width"], requires_grad=True)
+    return lambda: _summed(block(inputs, rotation, None))
+
+
+def _head(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    inputs = torch.randn(case["positions"], case["width"], requires_grad=True)
+    head = torch.nn.Linear(case["width"], case["vocabulary"], bias=False)
+    labels = torch.randint(case["vocabulary"], (case["positions"],))
+    return lambda: cross_entropy(head(inputs).float(), labels)
+
+
+def _update(case: Mapping[str, Any]) -> Callable[[], None]:
+    import torch
+
+    block, _ = _decoder_block(case)
+    for parameter in block.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.AdamW(block.parameters(), lr=1e-6, fused=True)
+
+    def update() -> None:
+        optimizer.step()
+
+    return update
+
+
+def _decoder_block(case: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[Tensor, Tensor]]:
+    """A layer of the decoder, and the rotary positions of a row."""
+    import torch
+
+    from sparkdl.networks.decoder import Decoder, DecoderSizes
+
+    names = ("width", "heads", "key_heads", "hidden")
+    decoder = Decoder(DecoderSizes(vocabulary=2, layers=1, **{name: case[name] for name in names}))
+    rotation = decoder.rotation(None, torch.zeros(1, case["positions"], dtype=torch.int64))
+    return decoder.blocks[0], rotation
+
+
+def _summed(output: Tensor) -> Tensor:
+    """A scalar whose backward pass gives ``output`` a gradient without reading or writing it."""
+    import torch
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, whole: Tensor) -> Tensor:
+            ctx.shape = whole.shape
+            return whole.new_zeros(())
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return gradients[0].expand(ctx.shape)
+
+    result: Tensor = Sum.apply(output)
+    return result
+
+
+PARTS: dict[str, Callable[[Mapping[str, Any]], Callable[[], Any]]] = {
+    "product": _product,
+    "attention": _attention,
+    "block": _block,
+    "head": _head,
+    "update": _update,
+}

@@ -1,0 +1,156 @@
+"""``sparkdl plan``: which parallelism a model takes on a cluster, how much memory, and how long a step lasts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from sparkdl.planner.cluster import Cluster
+    from sparkdl.planner.layouts import Plan
+
+_DESCRIPTION = """\
+Estimates memory and time of each layout of a model on a cluster, and prints those that fit, the fastest first. With
+several numbers of --hosts it prints the best layout on each, and how they scale. Nothing is started, unless --measure
+measures this machine.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the command."""
+    parser.description = _DESCRIPTION
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="name such as llama-8b, folder of a Hugging Face model, or sizes such as "
+        "width=4096,layers=32,heads=32,vocabulary=32000",
+    )
+    parser.add_argument("--batch", type=int, metavar="ROWS", help="rows of an update, over all ranks")
+    parser.add_argument(
+        "--sequence", type=int, metavar="N", help="positions of a row (default: those of the model)"
+    )
+    parser.add_argument(
+        "--precision",
+        help="bfloat16, as estimators train with it; bfloat16-shards, as scripts with shard(dtype=torch.bfloat16); or "
+        "float32 (default: bfloat16 on GPUs, float32 on CPUs)",
+    )
+    cluster = parser.add_argument_group("cluster")
+    cluster.add_argument(
+        "--hosts", default="1", metavar="N[,N...]", help="number of hosts (default: %(default)s)"
+    )
+    cluster.add_argument(
+        "--devices-per-host",
+        type=int,
+        default=8,
+        metavar="N",
+        help="GPUs, or CPU ranks, of a host (default: %(default)s)",
+    )
+    cluster.add_argument("--device", default="h100", help="GPU, or cpu with --measure (default: %(default)s)")
+    cluster.add_argument(
+        "--memory", type=float, metavar="GIB", help="memory of a device (default: of its data sheet)"
+    )
+    cluster.add_argument(
+        "--inside", metavar="LINK", help="link inside of a host (default: the usual one of the device)"
+    )
+    cluster.add_argument(
+        "--between",
+        type=float,
+        metavar="GBIT/S",
+        help="network of a host (default: 50 for each GPU, 10 for a CPU host)",
+    )
+    cluster.add_argument("--weak", action="store_true", help="let the batch grow with the hosts")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure layers and links on this machine first"
+    )
+    parser.add_argument(
+        "--published", action="store_true", help="print published runs, and what the planner says about them"
+    )
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="layouts to print (default: %(default)s)"
+    )
+    add_common_arguments(parser, "json", "plot")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table, and write the report and the picture that were asked for.
+
+    Raises:
+        ParamError: if an option cannot work, or the model fits nowhere.
+    """
+    check_common_arguments(options, top=1)
+    if options.published:
+        from sparkdl.planner.published import compare
+        from sparkdl.planner.report import print_published
+
+        rows = compare()
+        print_published(rows)
+        _write(options, rows)
+        return 0
+    if options.model is None or options.batch is None:
+        raise ParamError("sparkdl plan needs a model and --batch, such as: sparkdl plan llama-8b --batch 128")
+    hosts = _hosts(options.hosts)
+    plans = _plans(options, hosts)
+    from sparkdl.planner import report
+
+    if len(hosts) == 1:
+        report.print_plan(plans[0], most=options.top)
+        _write(options, plans[0].as_dict())
+        if options.plot is not None:
+            report.plot_plan(plans[0], options.plot, most=options.top)
+        return 0
+    report.print_scaling(plans, is_weak=options.weak)
+    _write(options, report.scaling_rows(plans))
+    if options.plot is not None:
+        report.plot_scaling(plans, options.plot, is_weak=options.weak)
+    return 0
+
+
+def _hosts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ParamError(f"--hosts {text} is no number of hosts, nor several such as 1,2,4.")
+    return [int(part) for part in parts]
+
+
+def _plans(options: argparse.Namespace, hosts: list[int]) -> list[Plan]:
+    from sparkdl.planner.layouts import plan
+
+    cluster = _cluster(options)
+    precision = options.precision or ("float32" if cluster.device.is_cpu else "bfloat16")
+    return [
+        plan(
+            options.model,
+            cluster.with_hosts(number),
+            batch=options.batch * number // hosts[0] if options.weak else options.batch,
+            precision=precision,
+            sequence=options.sequence,
+        )
+        for number in hosts
+    ]
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    from sparkdl.planner.cluster import make_cluster
+
+    given: dict[str, Any] = {
+        "devices_per_host": options.devices_per_host,
+        "inside": options.inside,
+        "between": options.between,
+        "memory_gib": options.memory,
+    }
+    if not options.measure:
+        if options.device == "cpu":
+            raise ParamError("The speed of --device cpu is not in a table: add --measure.")
+        return make_cluster(options.device, **given)
+    from sparkdl.planner.measure import measured_cluster
+
+    return measured_cluster(options.model, sequence=options.sequence, precision=options.precision, **given)
+
+
+def _write(options: argparse.Namespace, content: object) -> None:
+    if options.json is not None:
+        options.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,167 @@
+"""Measures a device by the layers of a model, and the link between the ranks of this machine by their collectives.
+
+The ranks compute at the same time, as in training: on CPUs they share caches and memory. On a machine with a GPU, one
+rank measures the layers there, and links stay those of the table.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparkdl.bench.contest import Case, Contest, Measurements, hold
+from sparkdl.errors import ParamError
+from sparkdl.parallel import Parallelism
+from sparkdl.planner.cluster import DEVICES, GIB, Cluster, Device, Link, make_cluster
+from sparkdl.planner.shape import RECIPES, DecoderShape, Recipe, shape_from_text
+
+_SECONDS = 0.4
+_POSITIONS = 1024
+"""Most positions of the rows with which layers are measured on CPUs."""
+
+_SMALL, _LARGE = 4 << 10, 16 << 20
+"""Bytes of the sums that give the latency and the rate of a link."""
+
+_TINY = 8
+"""Rows, columns and depth of a product whose time is that of its start."""
+
+
+def measured_cluster(
+    model: str,
+    *,
+    sequence: int | None,
+    precision: str | None,
+    devices_per_host: int,
+    inside: str | None,
+    between: float | None,
+    memory_gib: float | None,
+) -> Cluster:
+    """Return a cluster of one host like this machine; arguments are those of ``plan`` and ``make_cluster``.
+
+    Raises:
+        ParamError: if an argument cannot work, or there are fewer cores than ranks.
+        RankError: if a rank failed.
+    """
+    import torch
+
+    shape = shape_from_text(model, sequence=sequence)
+    has_gpu = torch.cuda.is_available()
+    precision = precision or ("bfloat16" if has_gpu else "float32")
+    if precision not in RECIPES:
+        raise ParamError(f"--precision must be one of {', '.join(RECIPES)}, got {precision!r}.")
+    cores = len(os.sched_getaffinity(0))
+    if not has_gpu and devices_per_host > cores:
+        raise ParamError(
+            f"--measure runs {devices_per_host} ranks at once, and this machine has {cores} cores. Give "
+            f"--devices-per-host {cores}, or fewer."
+        )
+    device = measure_device(shape, RECIPES[precision], ranks=1 if has_gpu else devices_per_host)
+    link: Link | str | None = inside
+    if link is None and not has_gpu and devices_per_host > 1:
+        link = measure_link(devices_per_host)
+    return make_cluster(
+        device, devices_per_host=devices_per_host, inside=link, between=between, memory_gib=memory_gib
+    )
+
+
+def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int) -> Device:
+    """Measure the device of this machine with the layers of a model, while ``ranks`` ranks compute.
+
+    Products, attention and the optimizer are measured by themselves; what a whole block takes longer is the time of its
+    other kernels.
+    """
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    shape = replace(shape, sequence=shape.sequence if has_gpu else min(shape.sequence, _POSITIONS))
+    numbers = shape.on_rank(Parallelism(data=1), recipe, is_fused=has_gpu)
+    sizes = {
+        "width": shape.width,
+        "heads": shape.heads,
+        "key_heads": shape.key_heads or shape.heads,
+        "hidden": shape.inner,
+        "vocabulary": shape.vocabulary,
+        "positions": shape.sequence,
+        "autocast": recipe.compute_bytes == 2,
+    }
+    products = dict.fromkeys((*numbers.products, *numbers.outside_products))
+    cases = {
+        f"product {int(n)} x {int(k)}": {"part": "product", "columns": int(n), "depth": int(k)}
+        for n, k in products
+    }
+    cases["start"] = {"part": "product", "columns": _TINY, "depth": _TINY, "positions": _TINY}
+    cases |= {part: {"part": part} for part in ("attention", "block", "head", "update")}
+    found = _medians("layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks)
+    kernel_s = found["start"] / 3
+    of_product = {(n, k): found[f"product {int(n)} x {int(k)}"] for n, k in products}
+    operations = sum(6 * numbers.positions * n * k for n, k in products)
+    rate = operations / sum(max(seconds - 3 * kernel_s, 0.1 * seconds) for seconds in of_product.values())
+    others_s = found["block"] - found["attention"] - sum(of_product[each] for each in numbers.products)
+    outside_s = found["head"] - sum(of_product[each] for each in numbers.outside_products)
+    rest_s = max(shape.layers * others_s + outside_s, 0.02 * shape.layers * found["block"])
+    moved = 3 * recipe.passes * (shape.layers * numbers.moved + numbers.outside_moved)
+    updated = numbers.block * (2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes)
+    known = _known_gpu() if has_gpu else None
+    memory = (
+        torch.cuda.mem_get_info()[1]
+        if has_gpu
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / ranks
+    )
+    return Device(
+        name=known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu",
+        peak=known.peak if known is not None else rate,
+        rate=rate,
+        float32_rate=rate,
+        memory_bytes=memory,
+        bandwidth=updated / found["update"],
+        moved_rate=moved / rest_s,
+        attention_rate=3.5 * numbers.attention / found["attention"],
+        is_cpu=not has_gpu,
+        kernel_s=kernel_s,
+        tile_depth=0.0,  # it is in the rate
+    )
+
+
+def measure_link(ranks: int) -> Link:
+    """Measure the link between ranks of this machine by sums of two sizes."""
+    cases = {str(size): {"num_bytes": size, "num_tensors": 1, "num_buffers": 2} for size in (_SMALL, _LARGE)}
+    found = _medians("allreduce", "torch", cases, ranks)
+    steps, share = 2 * (ranks - 1), 2 * (ranks - 1) / ranks
+    latency_s = found[str(_SMALL)] / steps
+    rate = share * _LARGE / max(found[str(_LARGE)] - steps * latency_s, 1e-9)
+    return Link(
+        name=f"shared memory at {rate / GIB:.2g} GiB/s", latency_s=latency_s, bytes_per_s=rate, occupies=1.0
+    )
+
+
+def _medians(
+    benchmark: str, library: str, cases: Mapping[str, Mapping[str, Any]], ranks: int
+) -> dict[str, float]:
+    """Measure cases on ranks of this machine; return the seconds of each on the slowest rank."""
+    contest = Contest(
+        benchmark=benchmark,
+        world_size=ranks,
+        libraries={library: library},
+        cases=[Case(name=name, settings=settings) for name, settings in cases.items()],
+        seconds=_SECONDS,
+        num_rounds=2,
+    )
+    measured: dict[str, dict[str, Measurements]] = hold(contest, announce=lambda _: None)
+    return {name: statistics.median(of_case[library].times) for name, of_case in measured.items()}
+
+
+def _known_gpu() -> Device | None:
+    """The entry of this machine's GPU in the table, by the words of its name."""
+    import torch
+
+    words = torch.cuda.get_device_name().lower().replace("-", " ").split()
+    memory_bytes = torch.cuda.mem_get_info()[1]
+    fits = [
+        device
+        for device in DEVICES.values()
+        if device.name.split("-")[0] in words and abs(device.memory_bytes / memory_bytes - 1) < 0.1
+    ]
+    return fits[0] if fits else None

@@ -1,0 +1,231 @@
+"""Tables and pictures of plans. Tables need rich, pictures matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.report import format_time
+from sparkdl.errors import ParamError
+from sparkdl.planner.cluster import GIB, USABLE
+from sparkdl.planner.layouts import advice
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from rich.table import Table
+
+    from sparkdl.planner.layouts import Layout, Plan
+
+TIMES = (
+    "products",
+    "attention",
+    "passes",
+    "recomputation",
+    "optimizer",
+    "contention",
+    "tensor",
+    "context",
+    "shard",
+    "data",
+    "pipeline",
+    "bubble",
+)
+"""Kinds of time of :class:`~sparkdl.planner.cost.StepTime`, which add up to the step."""
+
+MEMORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
+"""Kinds of memory of :class:`~sparkdl.planner.memory.RankMemory`, which add up to its total."""
+
+
+def print_plan(found: Plan, *, most: int) -> None:
+    """Print the fastest layouts of a plan as a table, and the best one to paste."""
+    shape, cluster = found.shape, found.cluster
+    table = _table(
+        f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters, rows of {shape.sequence} positions; {cluster}",
+        (
+            "layout",
+            "rows x passes",
+            "GiB",
+            "step",
+            "MFU",
+            "arithmetic",
+            "exposed",
+            "bubble",
+            "batch up to",
+            "reason",
+        ),
+    )
+    for layout in found.layouts[:most]:
+        table.add_row(
+            layout.label,
+            f"{layout.rows} x {layout.passes}",
+            f"{layout.memory.total / GIB:.3g}",
+            format_time(layout.time.total),
+            f"{layout.utilization:.0%}",
+            *(f"{share / layout.time.total:.0%}" for share in (layout.time.compute, layout.time.exposed)),
+            f"{layout.time.bubble / layout.time.total:.0%}",
+            f"{layout.largest_batch}",
+            layout.reason,
+        )
+    _print(table)
+    more = len(found.layouts) - most
+    others = f"{more} more fit, and " if more > 0 else ""
+    usable = f"{USABLE:.0%} of {cluster.device.memory_bytes / GIB:.3g} GiB"
+    print(f"{others}{found.num_unfit} layouts do not fit into {usable}.")
+    best = found.best
+    accumulated = f", accumulatedBatches={best.accumulated_batches}" if best.accumulated_batches > 1 else ""
+    print(f"\nbest: parallelism={best.as_code()}, batchSize={best.batch_size}{accumulated}")
+    for text in advice(cluster):
+        print(text)
+
+
+def print_scaling(plans: Sequence[Plan], *, is_weak: bool) -> None:
+    """Print the best layout on each number of hosts."""
+    table = _table(
+        f"{plans[0].shape.name}: {'weak' if is_weak else 'strong'} scaling on {plans[0].cluster.device.name}",
+        ("ranks", "batch", "layout", "step", "rows/s", "speed-up", "efficiency", "MFU", "exposed", "bubble"),
+    )
+    for row in scaling_rows(plans):
+        table.add_row(
+            str(row["ranks"]),
+            str(row["batch"]),
+            row["layout"],
+            format_time(row["step_s"]),
+            f"{row['rows_per_s']:.4g}",
+            f"{row['speed_up']:.4g}",
+            f"{row['efficiency']:.2f}",
+            f"{row['utilization']:.0%}",
+            f"{row['exposed']:.0%}",
+            f"{row['bubble']:.0%}",
+        )
+    _print(table)
+
+
+def scaling_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """Return a row for each plan; speed-up and efficiency refer to the first one."""
+    first = plans[0].batch / plans[0].best.time.total
+    rows = []
+    for found in plans:
+        best = found.best
+        speed_up = found.batch / best.time.total / first
+        rows.append(
+            {
+                "ranks": found.cluster.world_size,
+                "batch": found.batch,
+                "layout": best.label,
+                "code": best.as_code(),
+                "step_s": best.time.total,
+                "rows_per_s": found.batch / best.time.total,
+                "speed_up": speed_up,
+                "efficiency": speed_up * plans[0].cluster.world_size / found.cluster.world_size,
+                "utilization": best.utilization,
+                "exposed": best.time.exposed / best.time.total,
+                "bubble": best.time.bubble / best.time.total,
+            }
+        )
+    return rows
+
+
+def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print published runs, and what the planner says about each."""
+    table = _table("Published runs", ("source", "run", "measured", "planner", "unit, of a device", "error"))
+    for row in rows:
+        table.add_row(
+            row["source"],
+            row["run"],
+            f"{row['measured']:.4g}",
+            f"{row['predicted']:.0f}",
+            row["unit"],
+            f"{row['error']:+.0%}",
+        )
+    _print(table)
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    try:
+        from rich import box
+        from rich.table import Table
+    except ImportError as error:
+        raise ParamError("sparkdl plan prints tables by rich: pip install rich") from error
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        is_text = column in ("layout", "reason", "source", "run", "unit, of a device")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    # A table in a file, or in a narrow terminal, is as wide as it needs to be to stay readable.
+    Console(width=max(console.width, 150) if not console.is_terminal else None).print(table)
+
+
+def plot_plan(found: Plan, path: Path, *, most: int) -> None:
+    """Draw the time of a step, and the memory of the fullest rank, of the fastest layouts, by kind."""
+    from matplotlib.figure import Figure
+
+    layouts = found.layouts[:most]
+    figure = Figure(figsize=(14, 2.2 + 0.4 * len(layouts)), layout="constrained")
+    times, memories = figure.subplots(1, 2, sharey=True)
+    _bars(times, layouts, {kind: [getattr(each.time, kind) for each in layouts] for kind in TIMES})
+    times.set_xlabel("seconds of a step")
+    _bars(
+        memories, layouts, {kind: [getattr(each.memory, kind) / GIB for each in layouts] for kind in MEMORIES}
+    )
+    memories.axvline(found.cluster.device.memory_bytes / GIB, color="black", linestyle="--")
+    memories.set_xlabel("GiB on the fullest rank; the device's memory is dashed")
+    figure.suptitle(f"{found.shape.name} on {found.cluster}, batches of {found.batch} rows")
+    figure.savefig(path)
+
+
+def _bars(axes: Axes, layouts: Sequence[Layout], kinds: Mapping[str, Sequence[float]]) -> None:
+    """Draw one bar for each layout, of the kinds that are not zero everywhere."""
+    from matplotlib import colormaps
+
+    labels, left = [layout.label for layout in layouts], [0.0] * len(layouts)
+    least = 0.002 * max(map(sum, zip(*kinds.values(), strict=True)))
+    shown = {kind: values for kind, values in kinds.items() if max(values) > least}
+    for color, (kind, values) in zip(colormaps["tab20"].colors, shown.items(), strict=False):  # type: ignore[attr-defined]
+        axes.barh(labels, values, left=left, label=kind, color=color)
+        left = [before + value for before, value in zip(left, values, strict=True)]
+    axes.invert_yaxis() if not axes.yaxis_inverted() else None
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, fontsize="small")
+
+
+def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
+    """Draw rows per second, and the shares of a step, over the number of ranks, with the best layout for each."""
+    from matplotlib.figure import Figure
+
+    rows = scaling_rows(plans)
+    ranks = [row["ranks"] for row in rows]
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    speeds, shares = figure.subplots(1, 2)
+    speeds.plot(ranks, [row["rows_per_s"] for row in rows], marker="o", label="plan")
+    linear = [rows[0]["rows_per_s"] * each / ranks[0] for each in ranks]
+    speeds.plot(ranks, linear, "--", color="gray", label="linear")
+    speeds.set_yscale("log", base=2)
+    speeds.set_title("rows per second")
+    speeds.legend()
+    parts = {
+        "arithmetic": [1 - row["exposed"] - row["bubble"] for row in rows],
+        "exposed communication": [row["exposed"] for row in rows],
+        "bubble": [row["bubble"] for row in rows],
+    }
+    shares.stackplot(ranks, list(parts.values()), labels=list(parts), alpha=0.5)
+    for name in ("efficiency", "utilization"):
+        shares.plot(ranks, [row[name] for row in rows], marker="o", label=name)
+    shares.set_title("shares of a step, efficiency and utilization of the data sheet")
+    shares.legend(loc="lower left")
+    layouts = ["\n".join([f"{row['ranks']:,}", *row["layout"].split(", ")]) for row in rows]
+    for axes, labels in ((speeds, [f"{each:,}" for each in ranks]), (shares, layouts)):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ranks, labels, fontsize="small")
+        axes.set_xlabel("ranks" if axes is speeds else "ranks, and the best layout")
+        axes.grid(alpha=0.3)
+    kind = "weak scaling, the batch grows with the ranks" if is_weak else "strong scaling"
+    first = plans[0]
+    figure.suptitle(f"{first.shape.name} on {first.cluster.device.name}: {kind}, from {first.batch} rows on")
+    figure.savefig(path)

@@ -1,0 +1,74 @@
+"""``sparkdl plan`` as users run it, without ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkdl.cli import main
+
+
+def test_plan_prints_the_layouts_and_the_best_one_to_paste(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    arguments = [
+        "plan",
+        "llama-1b",
+        "--batch",
+        "64",
+        "--device",
+        "a100",
+        "--json",
+        str(report),
+        "--plot",
+        str(picture),
+    ]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    content = json.loads(report.read_text())
+    best = content["layouts"][0]
+    assert f"best: parallelism={best['code']}, batchSize={best['batch_size']}" in printed
+    assert best["step_s"]["total"] > 0
+    assert best["memory_bytes"]["total"] < 80 << 30
+    assert picture.stat().st_size > 10_000
+
+
+def test_plan_prints_how_a_model_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    arguments = ["plan", "llama-1b", "--batch", "64", "--hosts", "1,2,4", "--weak"]
+    assert main([*arguments, "--json", str(report), "--plot", str(picture)]) == 0
+    rows = json.loads(report.read_text())
+    assert [row["ranks"] for row in rows] == [8, 16, 32]
+    assert [row["batch"] for row in rows] == [64, 128, 256]
+    assert "weak scaling on h100" in capsys.readouterr().out
+    assert picture.stat().st_size > 10_000
+
+
+def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--published"]) == 0
+    printed = capsys.readouterr().out
+    assert "462B, tensor 8, pipeline 16" in printed
+    assert "torchtitan" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs a model and --batch"),
+        (["llama-1b"], "needs a model and --batch"),
+        (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is no number of hosts"),
+        (["llama-1b", "--batch", "8", "--device", "h900"], "There is no device 'h900'"),
+        (["llama-1b", "--batch", "8", "--device", "cpu"], "add --measure"),
+        (["llama-1b", "--batch", "8", "--top", "0"], "--top 0 is too few"),
+        (["llama-1b", "--batch", "8", "--json", "/nowhere/plan.json"], "there is no such folder"),
+        (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),
+    ],
+)
+def test_what_cannot_work_is_said_with_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""The time of collectives and steps: closed forms, and what must not make a step slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkdl.errors import ParamError
+from sparkdl.parallel import Parallelism
+from sparkdl.planner import DEVICES, Cluster, DecoderShape, Link, make_cluster
+from sparkdl.planner.cost import StepTime, step_time
+from sparkdl.planner.shape import RECIPES
+
+NEAR = Link(name="near", latency_s=1e-6, bytes_per_s=100e9)
+FAR = Link(name="far", latency_s=10e-6, bytes_per_s=10e9)
+FREE = Link(name="free", latency_s=0.0, bytes_per_s=1e30, occupies=0.0)
+CLUSTER = make_cluster("h100", hosts=4, devices_per_host=8, inside=NEAR, between=FAR)
+SHAPE = DecoderShape(vocabulary=32000, width=2048, layers=16, heads=16, sequence=2048)
+RECIPE = RECIPES["bfloat16"]
+
+
+def time(sizes: Parallelism, cluster: Cluster = CLUSTER, *, rows: int = 1, microbatches: int = 8) -> StepTime:
+    return step_time(SHAPE, cluster, sizes, rows=rows, microbatches=microbatches, recipe=RECIPE)
+
+
+def test_groups_lie_on_as_few_hosts_as_their_stride_allows() -> None:
+    for stride, size, inside, hosts in (
+        (1, 8, 8, 1),
+        (1, 32, 8, 4),
+        (4, 8, 2, 4),
+        (8, 4, 1, 4),
+        (2, 2, 2, 1),
+    ):
+        group = CLUSTER.group(stride, size)
+        assert (group.inside, group.hosts) == (inside, hosts)
+
+
+def test_ring_moves_all_but_a_share_of_the_bytes() -> None:
+    inside, across = CLUSTER.group(1, 8), CLUSTER.group(8, 4)
+    assert inside.gather_s(1e9) == pytest.approx(7e-6 + 1e9 * 7 / 8 / 100e9)
+    assert across.gather_s(1e9) == pytest.approx(30e-6 + 1e9 * 3 / 4 / 10e9)
+    assert inside.reduce_s(1e9) == pytest.approx(2 * inside.gather_s(1e9))
+    both = CLUSTER.group(1, 32)
+    assert both.gather_s(1e9) == pytest.approx(7e-6 + 30e-6 + 1e9 / 8 * 3 / 4 / 10e9), (
+        "each device has its share"
+    )
+
+
+def test_tree_is_faster_for_small_messages_on_many_hosts() -> None:
+    group = CLUSTER.with_hosts(64).group(8, 64)
+    assert group.reduce_s(1000) == pytest.approx(2 * (6 * 10e-6 + 1000 / 10e9))
+    assert group.reduce_s(1000) < 2 * group.gather_s(1000)
+    assert group.reduce_s(1e9) == pytest.approx(2 * group.gather_s(1e9))
+
+
+def test_a_single_rank_communicates_nothing() -> None:
+    alone = CLUSTER.group(1, 1)
+    assert alone.gather_s(1e9) == alone.reduce_s(1e9) == alone.exchange_s(1e9) == alone.send_s(1e9) == 0
+    step = time(Parallelism(data=1))
+    assert step.exposed == step.hidden == step.bubble == step.contention == 0
+
+
+def test_without_links_replicas_take_as_long_as_one_rank() -> None:
+    free = replace(CLUSTER, inside=FREE, between=FREE)
+    alone = time(Parallelism(data=1), free)
+    for sizes in (Parallelism(data=32), Parallelism(data=4, shard=8)):
+        assert time(sizes, free).products == alone.products
+        assert time(sizes, free).exposed == pytest.approx(0.0, abs=1e-12)
+
+
+def test_bubble_is_the_share_of_narayanan() -> None:
+    """(p - 1) / m of the ideal time with 1F1B, and half of it with two stages on each rank."""
+    free, narrow = replace(CLUSTER, inside=FREE, between=FREE), replace(SHAPE, vocabulary=8)
+    for schedule, stages in (("1f1b", 1), ("interleaved-1f1b", 2)):
+        sizes = Parallelism(data=1, pipeline=4, schedule=schedule)
+        step = step_time(narrow, free, sizes, rows=1, microbatches=16, recipe=RECIPE)
+        ideal = step.products + step.attention + step.passes
+        assert step.bubble / ideal == pytest.approx(3 / 16 / stages, rel=0.02)
+
+
+def test_faster_links_and_devices_make_no_step_slower() -> None:
+    slow, fast = replace(CLUSTER, between=FAR), replace(CLUSTER, between=replace(FAR, bytes_per_s=40e9))
+    for sizes in (
+        Parallelism(data=32),
+        Parallelism(data=1, shard=32),
+        Parallelism(data=4, tensor=8, sequence=True),
+        Parallelism(data=2, context=4, tensor=4),
+        Parallelism(data=8, pipeline=4),
+    ):
+        assert time(sizes, fast).total <= time(sizes, slow).total
+        assert time(sizes, replace(fast, device=DEVICES["a100"])).compute > time(sizes, fast).compute
+
+
+def test_hidden_communication_counts_only_as_contention() -> None:
+    step = time(Parallelism(data=1, shard=8), rows=8)
+    assert step.hidden > 0
+    assert step.contention == pytest.approx(step.hidden * NEAR.occupies)
+    kinds = [value for name, value in vars(step).items() if name != "hidden"]
+    assert step.total == pytest.approx(sum(kinds))
+
+
+def test_recomputation_repeats_a_forward_pass_of_the_blocks() -> None:
+    plain, again = time(Parallelism(data=1)), time(Parallelism(data=1, recompute=True))
+    assert again.total - plain.total == pytest.approx(again.recomputation)
+    assert 0.2 < again.recomputation / plain.compute < 0.4
+
+
+def test_unknown_devices_and_links_are_refused() -> None:
+    with pytest.raises(ParamError, match="There is no device 'h900'; there are v100"):
+        make_cluster("h900")
+    with pytest.raises(ParamError, match="There is no link 'string'"):
+        make_cluster("h100", inside="string")
+    with pytest.raises(ParamError, match="a rate above 0, got 0 Gbit/s"):
+        make_cluster("h100", between=0.0)
+    with pytest.raises(ParamError, match="at least one of hosts, got 0"):
+        make_cluster("h100", hosts=0)
+
+
+def test_too_many_stages_are_refused() -> None:
+    with pytest.raises(ParamError, match="has 16 blocks, too few for 32 stages"):
+        time(Parallelism(data=1, pipeline=32))

@@ -149,7 +149,7 @@ def _medians(
         seconds=_SECONDS,
         num_rounds=2,
     )
-    measured: dict[str, dict[str, Measurements]] = hold(contest, announce=lambda _: None)
+    measured: dict[str, dict[str, Measurements]] = hold(contest)
     return {name: statistics.median(of_case[library].times) for name, of_case in measured.items()}
 
 

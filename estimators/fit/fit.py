@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import repeat
@@ -128,7 +128,11 @@ def fit_on_rows(
                 listener = FitListener(run, progress, (lambda: None) if lease is None else lease.check)
                 communication = None
                 if finished is None:
-                    outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run, lease)
+                    monitor = params.getMonitor()
+                    name = params.getRunName() or type(params.getModel()).__name__
+                    watching = nullcontext() if monitor is None else monitor.on_driver(name, listener.log_metrics)
+                    with watching as listener.board:
+                        outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run, lease)
                     finished, communication = outcome
                 else:
                     for record in finished.history:
@@ -205,6 +209,7 @@ def _train(
                 # Ranks that were wrongly considered lost cannot write any more.
                 lease=next(lease_names) if elastic is None else "",
                 planned_ranks=None if params.getGlobalBatchSize() is None else params.getNumWorkers(),
+                monitor=params.getMonitor(),
             ),
             stored,
             parquet,

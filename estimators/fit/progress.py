@@ -18,6 +18,7 @@ from sparkdl.training.history import EPOCH_METRICS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sparkdl.monitor.board import Board
     from sparkdl.tracking import FitRun
 
 
@@ -206,12 +207,14 @@ class FitListener:
 
     Attributes:
         progress: progress line of the fit.
+        board: board of the fit's monitor; None without one.
         worlds: the worlds that the ranks of an elastic fit have formed so far: number, ranks, and how many ranks were
             lost and how often the same ranks have met again until then; and the seconds since the first one began.
     """
 
     def __init__(self, run: FitRun | None, progress: ProgressLine, check: Callable[[], object]) -> None:
         self._run, self._check = run, check
+        self.board: Board | None = None
         self._tracked: dict[int, dict[str, float]] = {}
         self._sampler = StepSampler()
         self._num_samples: dict[str, int] = {}
@@ -225,20 +228,22 @@ class FitListener:
         del rank  # events of a host name the host
         self._check()
         self.progress.update(event)
+        if self.board is not None:
+            self.board.handle(event)
         kind = event.get("kind")
         if kind in ("epoch", "restored"):
             self.track(event)
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
             step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
             values = {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}
-            self._log_metrics(step, values)
+            self.log_metrics(step, values)
         elif kind == "system":
             self._track_host(event["metrics"])
         elif kind == "world":
             self._track_world(event)
         elif kind == "straggler":
             self._num_stragglers += 1
-            self._log_metrics(
+            self.log_metrics(
                 self._num_stragglers, {f"stragglers/rank_{event['slow_rank']}": float(event["ratio"])}
             )
 
@@ -260,7 +265,8 @@ class FitListener:
             self._run.log_metrics(epoch, new)
         self._tracked[epoch] = learned
 
-    def _log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics to the run, if the fit is tracked."""
         if self._run is not None:
             self._run.log_metrics(step, metrics)
 
@@ -271,7 +277,7 @@ class FitListener:
         """
         host = next(iter(metrics), "").rpartition("/")[0]
         number = self._num_samples[host] = self._num_samples.get(host, 0) + 1
-        self._log_metrics(number, metrics)
+        self.log_metrics(number, metrics)
 
     def _track_world(self, event: Mapping[str, Any]) -> None:
         if not self.worlds:
@@ -279,7 +285,7 @@ class FitListener:
         counts = {name: event[name] for name in ("ranks", "losses", "retries")}
         after_s = round(time.monotonic() - self._first_world_at, 3)
         self.worlds.append({"number": event["number"], "after_s": after_s, **counts})
-        self._log_metrics(event["number"], {f"elastic/{name}": count for name, count in counts.items()})
+        self.log_metrics(event["number"], {f"elastic/{name}": count for name, count in counts.items()})
 
     def log(self, rank: int, line: str) -> None:
         """Show a line that a rank has printed."""

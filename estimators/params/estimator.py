@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import ParquetDataset, Store
     from sparkdl.estimators.params.inputs import Labels
+    from sparkdl.monitor import Monitor
     from sparkdl.parallel import Parallelism
     from sparkdl.slow_links import Compression, Synchronization
     from sparkdl.training.callbacks import Callback
@@ -121,6 +122,7 @@ class SharedArguments(TypedDict, total=False):
     registeredModelAlias: str | None
     logCheckpoints: bool | None
     showProgress: bool | None
+    monitor: Monitor | Mapping[str, Any] | None
     predictionBatchSize: int | None
 
 

@@ -23,6 +23,7 @@ from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, as_dict, settings
 from sparkdl.training.spec import BALANCES
 
 if TYPE_CHECKING:
+    from sparkdl.monitor import Monitor
     from sparkdl.parallel import Parallelism
     from sparkdl.slow_links import Compression, Synchronization
 
@@ -56,6 +57,18 @@ def _parallelism(given: Mapping[str, Any]) -> Parallelism:
         hint = did_you_mean(unknown[0], known, otherwise=f"It takes {', '.join(known)}.", show=repr)
         raise ParamError(f"Param parallelism has no size {unknown[0]!r}. {hint}")
     return Parallelism(**given)
+
+
+def _to_monitor(value: Any) -> dict[str, Any]:
+    from sparkdl.monitor import Monitor  # few fits have one
+
+    if isinstance(value, Monitor):
+        return value.as_dict()
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"it takes a sparkdl.monitor.Monitor, or a dict such as {{'seconds': 5}}, not a {type(value).__name__}"
+        )
+    return Monitor.from_dict(value).as_dict()
 
 
 def _to_settings(value: Any, *, kinds: tuple[type[Any], ...], example: str) -> dict[str, Any]:
@@ -358,3 +371,23 @@ class HasTracking(Params):
         "whether fit shows its progress on stderr or in the notebook",
         default=True,
     )
+    monitor = Entry(
+        _to_monitor,
+        "how the ranks are watched while the fit runs: a sparkdl.monitor.Monitor or a dict of its settings; default: "
+        "not at all",
+        more="Speed, waiting and use of devices of each rank go to MLflow, to ``sparkdl top``, and where else the "
+        "settings say. See docs/monitoring.md.",
+    )
+
+    def getMonitor(self) -> Monitor | None:
+        """Return how the ranks are watched; None if they are not."""
+        if not self.isSet(self.monitor):
+            return None
+        from sparkdl.monitor import Monitor
+
+        given: dict[str, Any] = self.getOrDefault(self.monitor)
+        return Monitor.from_dict(given)
+
+    def setMonitor(self: ParamsT, value: Monitor | Mapping[str, Any] | None) -> ParamsT:
+        """Set how the ranks are watched."""
+        return self._set(monitor=value)

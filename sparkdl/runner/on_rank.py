@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from sparkdl.runner.rank_logging import provide_progress, set_up_logging
 if TYPE_CHECKING:
     from sparkdl.checkpoint.commit_place import CommitPlace
     from sparkdl.launch import RankContext
+    from sparkdl.monitor import Monitor
     from sparkdl.runner.packed_call import Call
     from sparkdl.runner.script import Script
 
@@ -84,6 +85,7 @@ class RankSetup:
         init_torch: whether torch.distributed is to be initialized before the call.
         restart_count: number of times that the ranks have been restarted.
         max_restarts: maximum number of restarts, for any reason.
+        monitor: settings of what samples the rank; None for no monitor.
     """
 
     returns_all: bool
@@ -95,6 +97,7 @@ class RankSetup:
     init_torch: bool
     restart_count: int
     max_restarts: int
+    monitor: Monitor | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,13 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     _enter_world(context, setup)
     if setup.init_torch:
         _warn_without_gpu(context.rank, setup.gpus)
-    yield
+    monitor = setup.monitor
+    with (
+        nullcontext()
+        if monitor is None
+        else monitor.on_rank(context.rank, context.world_size, context.report)
+    ):
+        yield
     # After an exception the communicator is aborted, which ends the other ranks.
     end_program()
     destroy_process_group()

@@ -23,12 +23,15 @@ from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_r
 from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
 from sparkdl.spark.jobs import jobs_of, name_of
+from sparkdl.tracking import metrics_of_active_run
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
     from sparkdl.data.files.lease import SoleLease
+    from sparkdl.monitor import Monitor
+    from sparkdl.monitor.board import Board
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +93,8 @@ class Runner:
         hang_timeout_s: seconds after which a rank that others wait for, or that does not respond, counts as hanging and
             therefore as lost; four fifths of ``operation_timeout_s`` when None. See
             :func:`~sparkdl.launch.run_on_ranks`.
+        monitor: how the ranks are watched, a :class:`sparkdl.monitor.Monitor`; not at all when None. The function tells
+            of its steps by :func:`sparkdl.monitor.end_step`. See docs/monitoring.md.
     """
 
     num_workers: int = 1
@@ -115,6 +120,7 @@ class Runner:
     start_timeout_s: float = 300.0
     operation_timeout_s: float = 300.0
     hang_timeout_s: float | None = None
+    monitor: Monitor | None = None
 
     def run(self, train: Callable[..., Any] | str | os.PathLike[str], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function or a script on every rank and return its value on rank 0.
@@ -160,7 +166,7 @@ class Runner:
         log_level = level_number(self.log_level)
         call = pack(train, args, kwargs)
         session = self._session()
-        with self._hold_commits(is_local=session is None) as lease:
+        with self._monitored(name_of(train)) as board, self._hold_commits(is_local=session is None) as lease:
             setup = RankSetup(
                 returns_all=returns_all,
                 gpus=self.gpus_per_worker,
@@ -171,10 +177,12 @@ class Runner:
                 init_torch=self.init_torch,
                 restart_count=0,
                 max_restarts=self.max_restarts + self.max_retries,
+                monitor=self.monitor,
             )
             start = partial(
                 self._starter(session),
                 on_log=LineReader(self.on_log, only_for_driver),
+                on_event=board and (lambda _, event: board.handle(event)),
                 silence_timeout_s=silence_timeout_s,
             )
             attempts = _attempts_of(setup, lease)
@@ -208,6 +216,15 @@ class Runner:
                 len(returned),
             )
         return [None if outcome is None else outcome.value for outcome in returned]
+
+    @contextmanager
+    def _monitored(self, name: str) -> Iterator[Board | None]:
+        """Give the board of the monitor, which logs to MLflow if the user has opened a run; None without a monitor."""
+        if self.monitor is None:
+            yield None
+            return
+        with metrics_of_active_run() as log_metrics, self.monitor.on_driver(name, log_metrics) as board:
+            yield board
 
     @contextmanager
     def _hold_commits(self, *, is_local: bool) -> Iterator[SoleLease | None]:

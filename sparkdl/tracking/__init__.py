@@ -11,7 +11,14 @@ from __future__ import annotations
 from sparkdl.tracking.kept_runs import SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
 from sparkdl.tracking.model_code import models_with_code
-from sparkdl.tracking.run import FitRun, RunGroup, TrackingMode, is_tracking, open_run
+from sparkdl.tracking.run import (
+    FitRun,
+    RunGroup,
+    TrackingMode,
+    is_tracking,
+    metrics_of_active_run,
+    open_run,
+)
 from sparkdl.tracking.start import use_tracking_uri, without_credentials
 
 __all__ = [
@@ -24,6 +31,7 @@ __all__ = [
     "SentRun",
     "TrackingMode",
     "is_tracking",
+    "metrics_of_active_run",
     "models_with_code",
     "open_run",
     "send_kept_runs",

@@ -13,6 +13,7 @@ import base64
 import importlib.util
 import logging
 import math
+import sys
 import threading
 import time
 import uuid
@@ -138,11 +139,8 @@ class FitRun:
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics, except those that are not finite."""
-        now = int(time.time() * 1000)
-        finite = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
-        for start in range(0, len(finite), MAX_METRICS_PER_MESSAGE):
-            part = finite[start : start + MAX_METRICS_PER_MESSAGE]
-            self._sender.put(Message(kind="metrics", content={"metrics": part}))
+        for message in _metrics_messages(step, metrics):
+            self._sender.put(message)
 
     def log_file(self, path: str, content: bytes) -> None:
         """Write a small file into the artifacts of the run."""
@@ -271,6 +269,47 @@ class FitRun:
             place,
             place.rpartition("/unsent-runs/")[0],
         )
+
+
+def _metrics_messages(step: int, metrics: Mapping[str, float]) -> Iterator[Message]:
+    now = int(time.time() * 1000)
+    finite = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
+    for start in range(0, len(finite), MAX_METRICS_PER_MESSAGE):
+        yield Message(kind="metrics", content={"metrics": finite[start : start + MAX_METRICS_PER_MESSAGE]})
+
+
+@contextmanager
+def metrics_of_active_run() -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Give a function that logs metrics to the run that the user has opened on this thread.
+
+    Without such a run it does nothing. A thread sends them. What the server has not taken ten seconds after the end is
+    lost, with a warning.
+    """
+    mlflow = sys.modules.get("mlflow")
+    active = None if mlflow is None else mlflow.active_run()
+    if mlflow is None or active is None:
+        yield lambda _, __: None
+        return
+    client, begun = mlflow.MlflowClient(), BegunRun(active.info.run_id)
+
+    def send(message: Message) -> None:
+        deliver(client, begun, message, None, {})
+
+    def lose(messages: list[Message]) -> None:
+        _logger.warning("MLflow has not taken %d messages with metrics of run %s.", len(messages), begun.run_id)
+
+    sender = Sender(send, spill=lose, warn=_logger.warning, name=f"run {begun.run_id}")
+
+    def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
+        for message in _metrics_messages(step, metrics):
+            sender.put(message)
+
+    try:
+        yield log_metrics
+    finally:
+        sender.wait(_WAIT_AT_END_S)
+        if left := sender.close():
+            lose(left)
 
 
 def _active_run(switches: Switches) -> Run | None:

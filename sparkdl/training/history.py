@@ -200,6 +200,11 @@ class EpochMeter:
                 return
             yield cast("AnyBatch", batch)
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for data."""
+        return self._waited_s
+
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
         """Add one step: the detached mean loss of this rank's rows, their weight, and their number."""
         self._loss.add(loss_mean, weight)

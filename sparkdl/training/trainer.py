@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -50,7 +50,7 @@ from sparkdl.training.update import (
 from sparkdl.training.validation import Validation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sparkdl.collective import Communicator
     from sparkdl.training.checkpoint.handover import Handover
@@ -110,6 +110,16 @@ def distribute(
     return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device, resources)
 
 
+class StepMonitor(Protocol):
+    """Is told of each step of a rank; :class:`sparkdl.monitor.sampler.RankSampler` is one."""
+
+    def begin_step(self, number: int) -> None:
+        """Note that a step begins, with its batch at hand; steps are numbered from 1 over all epochs."""
+
+    def end_step(self, rows: int, *, batch: Mapping[str, Any], reading_s: float) -> None:
+        """Note that a step has ended, with the seconds that the rank has waited for data in the epoch so far."""
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """Result of training on one rank.
@@ -136,6 +146,7 @@ def train(
     on_position: Callable[[str], None] = lambda _: None,
     keep: Callable[[ModelDistribution], Any] = methodcaller("whole_module"),
     handover: Handover | None = None,
+    monitor: StepMonitor | None = None,
 ) -> TrainingResult:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
@@ -158,6 +169,7 @@ def train(
             except for buffers; for a module divided among ranks it returns None on ranks other than 0.
         handover: state that this rank has brought from an earlier world of an elastic launch, and takes along when it
             leaves; None if the ranks stay together.
+        monitor: is told of each step of this rank; None for no monitor.
 
     Raises:
         TrainingError: if the loss is no longer finite, or the user's code fails: the model, its losses, a trainStep,
@@ -182,6 +194,7 @@ def train(
                 on_step=on_step,
                 on_position=on_position,
                 handover=handover,
+                monitor=monitor,
             )
             try:
                 return trainer.fit(keep)
@@ -209,6 +222,7 @@ class Trainer:
         on_step: called after each step and each batch of validation.
         on_position: called with a text that names epoch and step.
         handover: state from an earlier world of the ranks; None if they stay together.
+        monitor: is told of each step; None for no monitor.
 
     Attributes:
         device: device on which the module computes.
@@ -239,8 +253,10 @@ class Trainer:
         on_step: Callable[[], None],
         on_position: Callable[[str], None],
         handover: Handover | None = None,
+        monitor: StepMonitor | None = None,
     ) -> None:
         self.spec = spec
+        self.monitor = monitor
         self.handover = handover
         self.communicator = communicator
         self.on_position = on_position
@@ -391,6 +407,8 @@ class Trainer:
         self.on_position(text)
         if self.speeds is not None:
             self.speeds.begin_step()
+        if self.monitor is not None:
+            self.monitor.begin_step((epoch - 1) * self.plan.num_steps + step)
         with ErrorContext("training", rank=position.rank, where=text, batch=batch):
             result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
             meter.add(result.loss_mean, result.weight, result.rows)
@@ -400,6 +418,8 @@ class Trainer:
         if self.replicas is not None and not self.replicas.were_equal_at and are_equal:
             self._compare_replicas(text)
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
+        if self.monitor is not None:
+            self.monitor.end_step(result.rows, batch=batch, reading_s=meter.waited_s)
         if are_equal:
             self.checkpoints.after_update(epoch, step, meter)
         if self.handover is not None and are_equal and step < self.plan.num_steps:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator, WorldReport
     from sparkdl.collective.job import RankJob
     from sparkdl.data import ParquetDataset
+    from sparkdl.monitor import Monitor
     from sparkdl.topology import Topology
     from sparkdl.training.history import EpochRecord
 
@@ -108,6 +109,7 @@ def fit_on_rank(
     reports_load: bool = False,
     lease: str = "",
     planned_ranks: int | None = None,
+    monitor: Monitor | None = None,
 ) -> FitOutcome | None:
     """Train on this rank; rank 0 returns the outcome, every other rank None. Runs on a *rank*.
 
@@ -126,6 +128,7 @@ def fit_on_rank(
             world has one of its own.
         planned_ranks: number of ranks for which the rows of an elastic launch are planned, so that a step has as many
             rows in all worlds; None for as many as there are in each world.
+        monitor: settings of what samples the ranks; None for no monitor.
     """
     # Imported here: the driver imports this module and needs none of them.
     from sparkdl.training.checkpoint.handover import Handover
@@ -143,7 +146,14 @@ def fit_on_rank(
             in_world = replace(spec, checkpoints=replace(spec.checkpoints, lease=own))
         communicator = context.communicator
         reports_for_host = reports_load and context.topology.local_rank == 0
-        with HostWatch(context.report) if reports_for_host else nullcontext():
+        sampling = (
+            nullcontext()
+            if monitor is None
+            else monitor.on_rank(
+                context.rank, context.world_size, context.report, precision=spec.precision
+            )
+        )
+        with HostWatch(context.report) if reports_for_host else nullcontext(), sampling as steps:
             result = train(
                 in_world,
                 communicator=communicator,
@@ -156,6 +166,7 @@ def fit_on_rank(
                     store_trained, folder=stored.folder, before=partial(context.progress, done=True)
                 ),
                 handover=handover,
+                monitor=steps,
             )
         communication = communicator.gather_report() if reports_load else None
         if context.rank != 0:

@@ -1,0 +1,274 @@
+"""Where the driver writes figures: MLflow, TensorBoard, an endpoint for Prometheus, and the file of ``sparkdl top``.
+
+The endpoint answers on loopback alone, and only if a port is set. The file can be read only by its user.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import ParamError
+from sparkdl.monitor.board import Export, RankFigures, Snapshot
+from sparkdl.rendezvous.addresses import LOOPBACK
+
+if TYPE_CHECKING:
+    from sparkdl.monitor.settings import Monitor
+
+_logger = logging.getLogger(__name__)
+
+FIGURES = (
+    ("rows_per_s", "rows_per_second", "Rows per second."),
+    ("tokens_per_s", "tokens_per_second", "Tokens per second."),
+    ("flops_per_s", "model_flops_per_second", "Floating point operations of the model per second."),
+    ("utilization", "model_flops_utilization_ratio", "Operations of the model as a share of the peak."),
+    ("reading", "reading_ratio", "Share of the time in which ranks waited for data."),
+    (
+        "communicating",
+        "communicating_ratio",
+        "Share of the time in which ranks were blocked in communication.",
+    ),
+    ("computing", "computing_ratio", "Share of all other time."),
+    (
+        "efficiency",
+        "communication_efficiency_ratio",
+        "Share of the time in which ranks wait for no collective.",
+    ),
+    ("slowness", "slowness_ratio", "Time for a row, as a multiple of the median of the other ranks."),
+)
+"""Figures of all ranks: name, name at the endpoint, and description."""
+
+RANK_FIGURES = (
+    *(figure for figure in FIGURES if figure[0] != "efficiency"),
+    ("steps_per_s", "steps_per_second", "Steps per second."),
+    ("bandwidth", "bus_bandwidth_bytes_per_second", "Bytes per second that links carry in operations."),
+    ("bandwidth_share", "bus_bandwidth_ratio", "Reached share of the link's bandwidth."),
+    ("processor_cores", "processor_cores", "Cores that the process used."),
+    ("memory_bytes", "memory_bytes", "Resident memory of the process."),
+    ("gpu_memory_bytes", "gpu_memory_bytes", "Used memory of the GPU."),
+    ("gpu_load", "gpu_load_ratio", "Load of the GPU."),
+)
+"""Figures of one rank."""
+
+
+def rank_values(figures: RankFigures) -> dict[str, float]:
+    """Return the figures of a rank by name; those that are not known are left out."""
+    values = {name: getattr(figures, name) for name, _, _ in RANK_FIGURES}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def flat(snapshot: Snapshot) -> dict[str, float]:
+    """Return all figures by name, such as ``rows_per_s`` and ``rank_0/rows_per_s``."""
+    ranks = {
+        f"rank_{rank}/{name}": value
+        for rank, figures in snapshot.ranks.items()
+        for name, value in rank_values(figures).items()
+    }
+    return {**snapshot.totals(), **ranks}
+
+
+def open_exports(settings: Monitor, log_metrics: Callable[[int, dict[str, float]], None]) -> list[Export]:
+    """Open the exports of a monitor.
+
+    Args:
+        settings: settings of the monitor.
+        log_metrics: function that logs the number of a sample and figures by name to MLflow.
+
+    Raises:
+        ParamError: if a library is missing, a folder cannot be written or the port is taken.
+    """
+    with ExitStack() as opened:
+        exports: list[Export] = [MlflowExport(log_metrics), StatusFile()]
+        opened.callback(exports[-1].close)
+        if settings.tensorboard is not None:
+            exports.append(TensorBoardExport(settings.tensorboard))
+            opened.callback(exports[-1].close)
+        if settings.port is not None:
+            exports.append(Endpoint(settings.port))
+        opened.pop_all()
+        return exports
+
+
+class MlflowExport:
+    """Logs figures as ``system/fit/<name>`` and ``system/rank_<number>/<name>``."""
+
+    def __init__(self, log_metrics: Callable[[int, dict[str, float]], None]) -> None:
+        self._log_metrics = log_metrics
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Log a snapshot under its number."""
+        figures = flat(snapshot)
+        if figures:
+            named = {name if "/" in name else f"fit/{name}": value for name, value in figures.items()}
+            self._log_metrics(snapshot.number, {f"system/{name}": value for name, value in named.items()})
+
+    def close(self) -> None:
+        """Do nothing: the run of MLflow is not the monitor's."""
+
+
+class TensorBoardExport:
+    """Writes figures to a folder for TensorBoard.
+
+    Raises:
+        ParamError: if tensorboard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise _missing("tensorboard", "tensorboard", error) from error
+        try:
+            self._writer = SummaryWriter(folder)
+        except OSError as error:
+            raise ParamError(
+                f"tensorboard of the Monitor is {folder!r}: {error}. Choose another folder."
+            ) from error
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Write a snapshot; the step is the fit's, or that of the snapshot if there is none."""
+        step = _step_of(snapshot.position) or snapshot.number
+        for name, value in flat(snapshot).items():
+            tag = name if "/" in name else f"fit/{name}"
+            self._writer.add_scalar(tag, value, step, walltime=snapshot.at)
+        if "loss" in snapshot.position:
+            self._writer.add_scalar("fit/loss", snapshot.position["loss"], step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def _step_of(position: Mapping[str, float]) -> int:
+    if "steps" not in position:
+        return 0
+    return round((position["epoch"] - 1) * position["steps"] + position["step"])
+
+
+class Endpoint:
+    """Serves the latest figures at ``http://127.0.0.1:<port>/metrics``, as text of OpenMetrics.
+
+    Args:
+        port: port on loopback; 0 for any free one.
+
+    Attributes:
+        port: the port.
+
+    Raises:
+        ParamError: if prometheus_client is not installed, or the port is taken.
+    """
+
+    def __init__(self, port: int) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise _missing("port", "prometheus_client", error) from error
+        self._snapshot: Snapshot | None = None
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+        except OSError as error:
+            raise ParamError(
+                f"port of the Monitor is {port}, at which nothing can listen: {error}. Choose another one, or 0."
+            ) from error
+        self.port = int(self._server.server_port)
+        level = logging.INFO if port else logging.WARNING  # a port that was not chosen has to be shown
+        _logger.log(level, "The figures of this monitor are at http://%s:%d/metrics", LOOPBACK, self.port)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Serve a snapshot from now on."""
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the latest figures; prometheus_client calls this at each request."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        totals = snapshot.totals()
+        fit = GaugeMetricFamily("sparkdl_ranks", "Number of ranks.", labels=["fit"])
+        fit.add_metric([snapshot.name], len(snapshot.ranks), snapshot.at)
+        yield fit
+        for name, exported, description in FIGURES:
+            if name in totals:
+                family = GaugeMetricFamily(f"sparkdl_{exported}", description, labels=["fit"])
+                family.add_metric([snapshot.name], totals[name])
+                yield family
+        for name in ("epoch", "step", "loss"):
+            if name in snapshot.position:
+                family = GaugeMetricFamily(f"sparkdl_{name}", f"The {name} of rank 0.", labels=["fit"])
+                family.add_metric([snapshot.name], snapshot.position[name])
+                yield family
+        values = {rank: rank_values(figures) for rank, figures in snapshot.ranks.items()}
+        for name, exported, description in RANK_FIGURES:
+            family = GaugeMetricFamily(
+                f"sparkdl_rank_{exported}", description, labels=["fit", "rank", "host"]
+            )
+            for rank, figures in snapshot.ranks.items():
+                if name in values[rank]:
+                    family.add_metric([snapshot.name, str(rank), figures.host], values[rank][name])
+            yield family
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+_numbers = count(1)
+_making = threading.Lock()
+
+
+class StatusFile:
+    """Keeps the latest snapshot in a file of :func:`status_folder`, until it is closed."""
+
+    def __init__(self) -> None:
+        folder = status_folder()
+        with _making:
+            number = next(_numbers)
+        self._path = folder / f"{os.getpid()}-{number}.json"
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Replace the content by a snapshot."""
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(snapshot.to_fields()), encoding="utf-8")
+        part.replace(self._path)
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
+def status_folder() -> Path:
+    """Return the folder of this user's running monitors on this machine, which no other user can read.
+
+    Raises:
+        ParamError: if it belongs to another user.
+    """
+    folder = Path(tempfile.gettempdir()) / f"sparkdl-monitor-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if folder.is_symlink() or about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise ParamError(
+            f"{folder}, in which a monitor keeps its figures, is not this user's alone. Remove it, or set TMPDIR to "
+            "another folder."
+        )
+    return folder
+
+
+def _missing(setting: str, package: str, error: ImportError) -> ParamError:
+    return ParamError(
+        f"{setting} of the Monitor needs {package}, also in the extra monitor: {error}. Run pip install {package}."
+    )

@@ -1,0 +1,82 @@
+"""Trainings that ranks run with a monitor, for the tests of :mod:`sparkdl.monitor`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import sparkdl.horovod.torch as hvd
+from sparkdl.data import ParquetDataset
+from sparkdl.monitor import Monitor, end_step
+from sparkdl.training.spec import TrainingSpec
+from sparkdl.training.trainer import train
+from tests.run_ranks import RankEnvironment
+
+WIDTH = 16
+PATIENCE_S = 120.0
+
+
+def train_with_samples(
+    environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, settings: Monitor | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train; return the weights and the samples of this rank."""
+    events: list[dict[str, Any]] = []
+    with environment.communicator() as communicator:
+        if settings is None:
+            result = train(spec, communicator=communicator, dataset=dataset)
+        else:
+            with settings.on_rank(communicator.rank, communicator.world_size, events.append) as sampler:
+                result = train(spec, communicator=communicator, dataset=dataset, monitor=sampler)
+    state = {} if result.module is None else result.module.state_dict()
+    return {name: value.numpy().copy() for name, value in state.items()}, events
+
+
+def train_until(folder: str, num_steps: int) -> int:
+    """Train by Horovod's API for some steps, and on until the test has seen what it wants; return the steps."""
+    hvd.init()
+    torch.manual_seed(0)
+    network = nn.Linear(WIDTH, WIDTH)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1), named_parameters=network.named_parameters()
+    )
+    began = time.monotonic()
+    steps = 0
+    while True:
+        is_enough = steps >= num_steps and Path(folder, "seen").exists()
+        if hvd.allreduce(torch.tensor(float(is_enough)), op=hvd.Min).item():
+            return steps
+        if time.monotonic() - began > PATIENCE_S:
+            raise TimeoutError("the test has not seen what it waits for")
+        optimizer.zero_grad()
+        network(torch.ones(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+        steps += 1
+        end_step(rows=8, tokens=24)
+
+
+def fail_after_a_step() -> None:
+    """Raise an exception while the operations of a step are counted."""
+    end_step(rows=1)
+    raise ValueError("no more")
+
+
+def wait_for_each_other(environment: RankEnvironment, settings: Monitor) -> list[dict[str, Any]]:
+    """Rank 1 comes to a sum when rank 0, which waits in it, has sent samples; return the samples of rank 0."""
+    events: list[dict[str, Any]] = []
+
+    def report(event: dict[str, Any]) -> None:
+        events.append(event)
+        if environment.rank == 0 and event["communicating_s"] > 0.9 * event["seconds"] and len(events) > 2:
+            environment.rendezvous.set("seen", b"")
+
+    with environment.communicator(timeout_s=PATIENCE_S) as communicator:
+        with settings.on_rank(environment.rank, 2, report):
+            if environment.rank == 1:
+                environment.rendezvous.get("seen", PATIENCE_S)
+            communicator.barrier()
+            communicator.barrier()
+        return events

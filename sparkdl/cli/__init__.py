@@ -15,6 +15,7 @@ from sparkdl.cli import demo, run
 from sparkdl.doctor import command as doctor
 from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.jobs import command as jobs
+from sparkdl.monitor import top
 from sparkdl.planner import command as planner
 
 _COMMANDS = {
@@ -26,6 +27,7 @@ _COMMANDS = {
         "check this machine or a cluster, and say what will not work and how to fix it",
     ),
     "plan": (planner.add_arguments, planner.run, "plan the parallelism of a model on a cluster"),
+    "top": (top.add_arguments, top.run, "show the monitored fits and runs of this machine while they run"),
     "train": (jobs.add_arguments, jobs.train, "train the model that a job file describes"),
     "job-script": (
         None,

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from sparkdl.collective.process_sets import Opening
     from sparkdl.collective.telemetry.monitor import Monitor
     from sparkdl.collective.telemetry.stalls import StallCheck
+    from sparkdl.collective.telemetry.timeline import More
     from sparkdl.topology import Topology
 
 logger = logging.getLogger(__name__)
@@ -482,13 +483,14 @@ class Communicator(ABC):
             duplicate.close()
             raise
 
-    def stop_timeline(self, *, timeout_s: float | None = None) -> None:
+    def stop_timeline(self, *, timeout_s: float | None = None, more: More | None = None) -> None:
         """End the timeline and write its file. All ranks must call it.
 
         If ranks were lost meanwhile, the file has the records of the others, and a warning is logged.
 
         Args:
             timeout_s: seconds for each step; the communicator's deadline when None.
+            more: returns further events of this rank for the file; None for none.
 
         Raises:
             ParamError: if no timeline is running, or rank 0 cannot write the file.
@@ -496,7 +498,13 @@ class Communicator(ABC):
         timeline, self._timeline = self._timeline, None
         if timeline is None:
             raise ParamError(f"no timeline of {self.name!r} runs; start one first")
-        timeline.stop(timeout_s=timeout_s)
+        timeline.stop(timeout_s=timeout_s, more=more)
+
+    def drop_timeline(self) -> None:
+        """End a running timeline of this rank without a file and without the other ranks."""
+        timeline, self._timeline = self._timeline, None
+        if timeline is not None:
+            timeline.drop()
 
     def _end_timeline(self) -> None:
         """End a running timeline; transports call this first when they close."""

@@ -14,7 +14,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from sparkdl.monitor.trace import TraceFile
 
 _logger = logging.getLogger(__name__)
 
@@ -140,10 +143,11 @@ class Board:
     Args:
         name: name of the fit or run.
         exports: what snapshots are given to.
+        trace: file for a trace of some steps; None for none.
     """
 
-    def __init__(self, name: str, exports: Sequence[Export]) -> None:
-        self._name, self._exports = name, list(exports)
+    def __init__(self, name: str, exports: Sequence[Export], trace: TraceFile | None = None) -> None:
+        self._name, self._exports, self._trace = name, list(exports), trace
         self._stack = ExitStack()
         self._samples: dict[int, Mapping[str, Any]] = {}
         self._news: set[int] = set()
@@ -154,6 +158,8 @@ class Board:
     def __enter__(self) -> Board:
         for export in self._exports:
             self._stack.callback(export.close)
+        if self._trace is not None:
+            self._stack.callback(self._trace.close)
         self._show()
         return self
 
@@ -171,6 +177,8 @@ class Board:
             self._position |= {name: event[name] for name in _POSITION if event.get(name) is not None}
         elif kind == "monitor":
             self._take(event)
+        elif kind == "trace" and self._trace is not None:
+            self._trace.take(event)
 
     def _take(self, sample: Mapping[str, Any]) -> None:
         rank, world_size = int(sample["rank"]), int(sample["world_size"])

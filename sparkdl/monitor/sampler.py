@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collective.telemetry.stalls import pending_waits
 from sparkdl.monitor.communication import CommunicationWatch, world_communicator
 from sparkdl.monitor.memory import get_gpu_memory_stats, num_used_gpus
+from sparkdl.monitor.trace import StepTrace
 
 if TYPE_CHECKING:
     from sparkdl.monitor.flops import FlopCount
@@ -63,6 +64,8 @@ class RankSampler:
         self._flops_of: tuple[float, float] | None = None
         """Operations of a row, and of a step, once they are counted."""
         self._peak: float | None = None
+        self._trace = None if settings.trace is None else StepTrace(*settings.trace_steps, report)
+        self._number = 0
         self._communication = CommunicationWatch()
         self._pending_s = 0.0
         """Seconds of operations that had not ended at the last sample."""
@@ -83,6 +86,8 @@ class RankSampler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _samplers[:] = []
+        if self._trace is not None and self._trace.is_running:
+            (self._trace.end if error is None else self._trace.abandon)()
         if self._count is not None:
             self._count.end()
         self._has_ended.set()
@@ -94,7 +99,9 @@ class RankSampler:
         Args:
             number: number of the step in the whole training, from 1.
         """
-        del number
+        self._number = number
+        if self._trace is not None:
+            self._trace.begin_step(number, world_communicator())
         if self._flops_of is None:
             self._begin_count()
 
@@ -118,6 +125,8 @@ class RankSampler:
         """
         if self._count is not None:
             self._end_count(rows)
+        if self._trace is not None:
+            self._trace.end_step(self._number)
         self._steps += 1
         self._rows += rows
         self._tokens += tokens if batch is None else self._tokens_of(batch)

@@ -27,6 +27,9 @@ class Monitor:
         tensorboard: folder on the driver for TensorBoard; None for none. Needs tensorboard.
         port: port of the driver at which Prometheus finds the figures, on loopback alone; 0 for any free port, None for
             none. Needs prometheus_client.
+        trace: path of a file on the driver for a trace of some steps of all ranks, which https://ui.perfetto.dev opens;
+            None for none. All ranks have to make these steps.
+        trace_steps: numbers of the first and the last step of the trace, counted from 1 over all epochs.
         tokens: name of the column of tokens, for tokens per second; None for ``tokens`` or ``input_ids``, if there is
             such a column.
         peak_tflops: the most that a rank's device can compute, in TFLOP/s; None for the figure of the GPU's data sheet,
@@ -36,6 +39,8 @@ class Monitor:
     seconds: float = 5.0
     tensorboard: str | None = None
     port: int | None = None
+    trace: str | None = None
+    trace_steps: tuple[int, int] = (10, 12)
     tokens: str | None = None
     peak_tflops: float | None = None
 
@@ -44,12 +49,14 @@ class Monitor:
         self._check("seconds", lambda value: _is_number(value) and value >= 0.1, "a number of at least 0.1")
         self._check("port", lambda value: type(value) is int and 0 <= value < 65536, "a port: 0 to 65535")
         self._check("peak_tflops", lambda value: _is_number(value) and value > 0, "a number above 0")
-        for name in ("tensorboard", "tokens"):
+        object.__setattr__(self, "trace_steps", _as_tuple(self.trace_steps))  # JSON has lists
+        self._check("trace_steps", _are_steps, "two numbers of steps from 1, the first and the last one")
+        for name in ("tensorboard", "trace", "tokens"):
             self._check(name, lambda value: isinstance(value, str) and bool(value), "a text")
 
     def _check(self, name: str, fits: Callable[[Any], bool], wanted: str) -> None:
         value = getattr(self, name)
-        is_left_out = value is None and name != "seconds"
+        is_left_out = value is None and name not in ("seconds", "trace_steps")
         if not is_left_out and not fits(value):
             raise ParamError(f"{name} of a Monitor is {value!r}; it has to be {wanted}.")
 
@@ -81,8 +88,11 @@ class Monitor:
         """
         from sparkdl.monitor.board import Board
         from sparkdl.monitor.exports import open_exports
+        from sparkdl.monitor.trace import TraceFile
 
-        return Board(name, open_exports(self, log_metrics))
+        return Board(
+            name, open_exports(self, log_metrics), None if self.trace is None else TraceFile(self.trace)
+        )
 
     def on_rank(
         self, rank: int, world_size: int, report: Callable[[dict[str, Any]], None], precision: str = ""
@@ -98,6 +108,19 @@ class Monitor:
         from sparkdl.monitor.sampler import RankSampler
 
         return RankSampler(self, rank=rank, world_size=world_size, report=report, precision=precision)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _are_steps(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(type(step) is int for step in value)
+        and 1 <= value[0] <= value[1]
+    )
 
 
 def _is_number(value: object) -> bool:

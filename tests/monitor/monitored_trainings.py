@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 import sparkdl.horovod.torch as hvd
+from sparkdl.collective import set_current_communicator
 from sparkdl.data import ParquetDataset
+from sparkdl.errors import SparkdlError
 from sparkdl.monitor import Monitor, end_step
+from sparkdl.training.callbacks import Callback, FitContext
 from sparkdl.training.spec import TrainingSpec
 from sparkdl.training.trainer import train
 from tests.run_ranks import RankEnvironment
@@ -80,3 +83,25 @@ def wait_for_each_other(environment: RankEnvironment, settings: Monitor) -> list
             communicator.barrier()
             communicator.barrier()
         return events
+
+
+def train_and_fail(
+    environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, settings: Monitor
+) -> str:
+    """Train with a callback that fails during the trace; return the error of this rank."""
+    with environment.open() as communicator:
+        set_current_communicator(communicator)
+        try:
+            with settings.on_rank(environment.rank, 2, lambda _: None) as sampler:
+                train(spec, communicator=communicator, dataset=dataset, monitor=sampler)
+        except SparkdlError as error:
+            return str(error)
+    return ""
+
+
+class FailsAtStep(Callback):
+    """Fails on rank 1 after the second step."""
+
+    def on_step_end(self, context: FitContext) -> None:
+        if context.step == 2 and context.rank == 1:
+            raise ValueError("a step has failed")

@@ -407,6 +407,11 @@ class Telemetry:
                 self._gone, self._since = {}, now
             return list(measurements.values()), seconds
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether operations are being recorded."""
+        return self._is_recording
+
     def start_recording(self, max_records: int, *, has_news: bool = False) -> None:
         """Begin to record the operations of every communicator, including those added later.
 

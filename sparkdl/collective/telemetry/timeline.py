@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
+More = Callable[[Callable[[int], float]], list[Event]]
+"""Returns further events of a rank; it gets a function that converts a time of the rank to microseconds of the file."""
+
 
 def describe_rank(rank: int, label: str, recorded: Sequence[Recorded]) -> list[Event]:
     """Return the events that name a rank's process and its threads.
@@ -241,13 +244,14 @@ class Timeline:
         telemetry.start_recording(max_events, has_news=is_live)
         self._live = LiveTimeline(path, telemetry, self._world_rank(0), self._begin_ns) if is_live else None
 
-    def stop(self, *, timeout_s: float | None = None) -> None:
+    def stop(self, *, timeout_s: float | None = None, more: More | None = None) -> None:
         """End the recording and write the file; collective.
 
         If ranks were lost, rank 0 writes the records of the others and logs a warning.
 
         Args:
             timeout_s: seconds for each step; the communicator's deadline when None.
+            more: returns further events of this rank; None for none.
 
         Raises:
             ParamError: on every rank, if rank 0 cannot write the file.
@@ -258,14 +262,21 @@ class Timeline:
         clock = SharedClock(first=self._first_offset, last=self._first_offset)
         try:
             clock = SharedClock(first=clock.first, last=measure_offset(self._duplicate, timeout_s=timeout_s))
-            seen = self._pack(recorded, clock)
+            seen = self._pack(recorded, clock, more)
             gathered = gather_bytes(self._duplicate, seen, root=0, name="timeline", timeout_s=timeout_s)
             problem = self._write(gathered, missing={}) if gathered else ""
             self._raise_together(problem, timeout_s)
         except CommunicatorError as error:
-            self._save_the_rest(self._pack(recorded, clock), error)
+            self._save_the_rest(self._pack(recorded, clock, more), error)
         finally:
             self._duplicate.close()
+
+    def drop(self) -> None:
+        """End the recording of this rank; nothing is written."""
+        if self._live is not None:
+            self._live.close()
+        self._telemetry.stop_recording()
+        self._duplicate.close()
 
     def _world_rank(self, rank: int) -> int:
         return self._duplicate.world_ranks[rank]
@@ -278,7 +289,7 @@ class Timeline:
         if text:
             raise ParamError(f"the timeline cannot be written to {self._path}: {text}")
 
-    def _pack(self, recorded: list[Recorded], clock: SharedClock) -> bytes:
+    def _pack(self, recorded: list[Recorded], clock: SharedClock, more: More | None) -> bytes:
         def microseconds(time_ns: int) -> float:
             # Operations that began before the timeline are shown from its beginning.
             return max(0, clock.to_shared(time_ns) - self._begin_ns) / 1000
@@ -287,7 +298,8 @@ class Timeline:
         labels = label_communicators(part.key for part in recorded)
         seen = {
             "events": describe_rank(rank, f"rank {rank} on {socket.gethostname()}", recorded)
-            + operation_events(rank, recorded, microseconds),
+            + operation_events(rank, recorded, microseconds)
+            + ([] if more is None else more(microseconds)),
             "dropped": {labels[part.key]: part.num_dropped for part in recorded if part.num_dropped},
             "clock_error_us": clock.error_ns / 1000,
         }

@@ -12,9 +12,9 @@ from sparkdl.monitor import Monitor
 
 
 def test_settings_survive_a_round_trip_through_json() -> None:
-    monitor = Monitor(seconds=2, tensorboard="/tmp/board", port=0)
+    monitor = Monitor(seconds=2, tensorboard="/tmp/board", port=0, trace_steps=(1, 2))
     kept = json.loads(json.dumps(monitor.as_dict()))
-    assert kept == {"seconds": 2, "tensorboard": "/tmp/board", "port": 0}
+    assert kept == {"seconds": 2, "tensorboard": "/tmp/board", "port": 0, "trace_steps": [1, 2]}
     assert Monitor.from_dict(kept) == monitor
     assert Monitor.from_dict({}) == Monitor()
 
@@ -29,6 +29,9 @@ def test_settings_survive_a_round_trip_through_json() -> None:
         ({"port": "9090"}, "port of a Monitor is '9090'"),
         ({"peak_tflops": 0}, "peak_tflops of a Monitor is 0; it has to be a number above 0"),
         ({"tensorboard": ""}, "tensorboard of a Monitor is ''; it has to be a text"),
+        ({"trace_steps": [5, 3]}, "trace_steps of a Monitor is (5, 3); it has to be two numbers of steps"),
+        ({"trace_steps": (0, 3)}, "trace_steps of a Monitor is (0, 3)"),
+        ({"trace_steps": None}, "trace_steps of a Monitor is None"),
         ({"second": 5}, "Monitor has no setting 'second'. Did you mean 'seconds'?"),
     ],
 )

@@ -169,9 +169,14 @@ def profile_events(
             moved["id"] = f"{rank}/{event['id']}"
         yield moved
     for gpu in sorted(gpus):
-        where = {"ph": "M", "pid": _FIRST_GPU + rank * _GPUS_PER_RANK + gpu, "tid": 0, "ts": 0}
-        yield {**where, "name": "process_name", "args": {"name": f"GPU {gpu} of rank {rank}"}}
-        yield {**where, "name": "process_sort_index", "args": {"sort_index": rank}}
+        about: dict[str, Any] = {
+            "ph": "M",
+            "pid": _FIRST_GPU + rank * _GPUS_PER_RANK + gpu,
+            "tid": 0,
+            "ts": 0,
+        }
+        yield {**about, "name": "process_name", "args": {"name": f"GPU {gpu} of rank {rank}"}}
+        yield {**about, "name": "process_sort_index", "args": {"sort_index": rank}}
 
 
 class TraceFile:

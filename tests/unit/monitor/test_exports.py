@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -16,11 +17,13 @@ import pytest
 from sparkdl.errors import ParamError
 from sparkdl.monitor import Monitor
 from sparkdl.monitor.board import Snapshot, figures_of
-from sparkdl.monitor.exports import Endpoint, StatusFile, open_exports, status_folder
+from sparkdl.monitor.exports import FIGURES, RANK_FIGURES, Endpoint, StatusFile, open_exports, status_folder
 from tests.unit.monitor.samples import sample
 
 pytest.importorskip("prometheus_client")
 pytest.importorskip("tensorboard")
+
+DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana_dashboard.json"
 
 SNAPSHOT = Snapshot(
     name="fit of digits",
@@ -158,3 +161,31 @@ def test_a_status_folder_that_others_can_read_is_refused() -> None:
     status_folder().chmod(0o755)
     with pytest.raises(ParamError, match="is not this user's alone"):
         StatusFile()
+
+
+def test_the_dashboard_shows_metrics_that_the_endpoint_has() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    shown = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\bsparkdl_\w+", target["expr"])
+    }
+    exported = {f"sparkdl_{name}" for _, name, _ in FIGURES} | {
+        f"sparkdl_rank_{name}" for _, name, _ in RANK_FIGURES
+    }
+    exported |= {"sparkdl_ranks", "sparkdl_epoch", "sparkdl_step", "sparkdl_loss"}
+    assert shown <= exported
+    # What a GPU, a link and tokens add is shown, too; the efficiency is what communication leaves over.
+    assert exported - shown == {
+        "sparkdl_communication_efficiency_ratio",
+        "sparkdl_slowness_ratio",
+        "sparkdl_rank_bus_bandwidth_ratio",
+        "sparkdl_rank_computing_ratio",
+        "sparkdl_rank_model_flops_per_second",
+        "sparkdl_rank_rows_per_second",
+        "sparkdl_rank_steps_per_second",
+        "sparkdl_rank_tokens_per_second",
+    }
+    places = [tuple(panel["gridPos"][side] for side in ("x", "y")) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)

@@ -19,6 +19,7 @@ from sparkdl.data import Store
 from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError
 from sparkdl.estimators import Callback, TorchEstimator
 from sparkdl.estimators.params.base import OneOf
+from sparkdl.monitor import Monitor
 from sparkdl.parallel import Parallelism
 from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, as_dict
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
@@ -34,6 +35,7 @@ OTHER_VALUES = {
     "parallelism": {"shard": 2, "recompute": True},
     "synchronization": {"kind": "DiLoCo", "every": 7},
     "compression": {"kind": "TopK", "ratio": 0.5},
+    "monitor": {"seconds": 2.5, "port": 0},
     "corpusWeights": {"books": 2.0},
     "passFeaturesBy": "name",
     "labels": ["yes", "no"],
@@ -86,6 +88,8 @@ def shown(value):
         return {"shard": value.shard, "recompute": value.recompute}
     if isinstance(value, (*SYNCHRONIZATIONS, *COMPRESSIONS)):
         return as_dict(value)
+    if isinstance(value, Monitor):
+        return value.as_dict()
     return list(value) if isinstance(value, tuple) else value
 
 

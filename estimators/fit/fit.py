@@ -130,7 +130,9 @@ def fit_on_rows(
                 if finished is None:
                     monitor = params.getMonitor()
                     name = params.getRunName() or type(params.getModel()).__name__
-                    watching = nullcontext() if monitor is None else monitor.on_driver(name, listener.log_metrics)
+                    watching = (
+                        nullcontext() if monitor is None else monitor.on_driver(name, listener.log_metrics)
+                    )
                     with watching as listener.board:
                         outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run, lease)
                     finished, communication = outcome

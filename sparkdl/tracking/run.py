@@ -296,7 +296,9 @@ def metrics_of_active_run() -> Iterator[Callable[[int, Mapping[str, float]], Non
         deliver(client, begun, message, None, {})
 
     def lose(messages: list[Message]) -> None:
-        _logger.warning("MLflow has not taken %d messages with metrics of run %s.", len(messages), begun.run_id)
+        _logger.warning(
+            "MLflow has not taken %d messages with metrics of run %s.", len(messages), begun.run_id
+        )
 
     sender = Sender(send, spill=lose, warn=_logger.warning, name=f"run {begun.run_id}")
 

@@ -149,9 +149,7 @@ def fit_on_rank(
         sampling = (
             nullcontext()
             if monitor is None
-            else monitor.on_rank(
-                context.rank, context.world_size, context.report, precision=spec.precision
-            )
+            else monitor.on_rank(context.rank, context.world_size, context.report, precision=spec.precision)
         )
         with HostWatch(context.report) if reports_for_host else nullcontext(), sampling as steps:
             result = train(

@@ -139,6 +139,7 @@ class OperationMonitor:
         self._num_blocked = 0
         self._blocked_since_ns = 0
         self._blocked_ns = 0
+        self._counted_ns = 0
         self._num_ended = 0
 
     @contextmanager
@@ -238,6 +239,18 @@ class OperationMonitor:
             running_ns = max(0, now_ns - self._blocked_since_ns) if self._num_blocked else 0
             return self._blocked_ns + running_ns
 
+    def count_blocked(self, since_ns: int, now_ns: int) -> int:
+        """Return for how long the caller has been blocked since a value of :meth:`blocked_until`, and count it.
+
+        Of several messages that were under way while the caller was blocked, the first that ends counts the time, so
+        that all of them together are not exposed for longer than the caller was blocked.
+        """
+        blocked_ns = self.blocked_until(now_ns)
+        with self._lock:
+            exposed_ns = max(0, blocked_ns - max(since_ns, self._counted_ns))
+            self._counted_ns = max(self._counted_ns, blocked_ns)
+        return exposed_ns
+
     def add(self, record: OperationRecord, exposed_ns: int) -> None:
         """Count an operation that has ended, and give its record a number."""
         with self._lock:
@@ -283,7 +296,7 @@ class OperationTiming:
         begun_ns, done_ns = self._record.begun_ns, time.monotonic_ns()
         exposed_ns = done_ns - begun_ns
         if self._blocked_before_ns is not None:
-            exposed_ns = min(exposed_ns, self._monitor.blocked_until(done_ns) - self._blocked_before_ns)
+            exposed_ns = min(exposed_ns, self._monitor.count_blocked(self._blocked_before_ns, done_ns))
         record = self._record._replace(
             is_ok=is_ok,
             arrived_ns=begun_ns if self.ready_ns else 0,

@@ -59,7 +59,8 @@ class OperationReport:
         waiting_s: part of ``busy_s`` spent waiting for the slowest rank to join.
         queued_s: seconds that asynchronous operations waited in the queue before they began.
         exposed_s: part of ``busy_s`` in which some thread of the program was blocked in an operation or a handle's
-            wait, so that the communication was not hidden behind computation.
+            wait, so that the communication was not hidden behind computation. Time in which it waited for several
+            messages at once is counted for one of them.
     """
 
     process_set: str

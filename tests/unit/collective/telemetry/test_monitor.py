@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from operator import add, sub
 
 import pytest
@@ -38,6 +39,21 @@ def test_queued_operation_is_exposed_while_a_thread_is_blocked() -> None:
             threading.Event().wait(0.02)
     totals = totals_of(monitor)["broadcast"]
     assert 20e6 <= totals.exposed_ns <= totals.busy_ns - 20e6
+
+
+def test_messages_that_the_caller_waits_for_at_once_are_exposed_for_its_wait_together() -> None:
+    monitor = OperationMonitor(is_collective=False)
+    began_ns = time.monotonic_ns()
+    messages = [
+        monitor.begin(kind, name="", num_bytes=8, dtype="uint8", is_blocking=False)
+        for kind in ("send", "recv", "recv")
+    ]
+    with monitor.blocked():
+        threading.Event().wait(0.02)
+        for message in messages:
+            message.end(is_ok=True)
+    exposed_ns = sum(totals.exposed_ns for totals in monitor.totals())
+    assert 20e6 <= exposed_ns <= time.monotonic_ns() - began_ns
 
 
 def test_failed_operation_is_counted_only_as_failed() -> None:

@@ -10,20 +10,24 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from sparkdl.closing import Closing
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
 
 _CLONE_NEWNET = 0x40000000
 _COMMANDS = ("ip", "tc", "unshare", "nsenter")
 _END_TIMEOUT_S = 10.0
 
 
-class Namespace:
+class Namespace(Closing):
     """Namespaces that exist as long as a process that does nothing else; a context manager.
 
     They have no names that a killed test could leave behind: their process ends when its standard input does, which
     happens when this process ends in any way; then the kernel removes their interfaces and mounts.
+
+    Attributes:
+        pid: process id of the process whose namespaces these are.
     """
 
     def __init__(self) -> None:
@@ -45,12 +49,8 @@ class Namespace:
         if answer != b"here\n":
             _, complaint = self._holder.communicate()
             raise OSError(f"cannot make namespaces: {complaint.decode().strip()}")
+        self.pid = self._holder.pid
         self.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])  # noqa: S108  # of the namespace
-
-    @property
-    def pid(self) -> int:
-        """Process id of the process whose namespaces these are."""
-        return self._holder.pid
 
     def command(self) -> list[str]:
         """The prefix of a command line that runs inside."""
@@ -85,14 +85,6 @@ class Namespace:
     def close(self) -> None:
         """End the process that holds the namespaces."""
         self._holder.communicate(timeout=_END_TIMEOUT_S)
-
-    def __enter__(self) -> Namespace:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @cache

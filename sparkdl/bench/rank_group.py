@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
@@ -34,7 +34,7 @@ Answer = dict[str, Any]
 """Message that a rank sends after a turn."""
 
 
-class RankGroup:
+class RankGroup(AbstractContextManager["RankGroup"]):
     """Ranks that have opened one library and wait for turns. A context manager, which ends all ranks on exit.
 
     Args:
@@ -95,9 +95,6 @@ class RankGroup:
         answers = self._answers(timeout_s)
         self._signal(signal.SIGSTOP)
         return answers
-
-    def __enter__(self) -> RankGroup:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -7,7 +7,7 @@ write a checkpoint together while training uses the other groups.
 from __future__ import annotations
 
 from concurrent import futures
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ _REPORT_TIMEOUT_S = 2.0
 """How much longer than the ranks for each other one waits for a checkpoint: so it learns which rank was missing."""
 
 
-class CheckpointWriter:
+class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     """Writes checkpoints of one folder; a context manager that waits for the last one, unless training has failed.
 
     Args:
@@ -115,9 +115,6 @@ class CheckpointWriter:
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None
-
-    def __enter__(self) -> CheckpointWriter:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

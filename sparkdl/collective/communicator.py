@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
@@ -93,7 +94,7 @@ def _blocking(start: Callable[Concatenate[Any, P], Handle]) -> Callable[Concaten
     return run
 
 
-class Communicator(ABC):
+class Communicator(AbstractContextManager["Communicator"]):
     """The open group of ranks. A context manager: closes on success, aborts on exception.
 
     Every operation has two forms with the same arguments: ``x`` blocks until the result is available, ``x_async``
@@ -540,9 +541,6 @@ class Communicator(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish the queued operations and leave; other ranks do not treat this as a loss. May be called again."""
-
-    def __enter__(self) -> Communicator:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

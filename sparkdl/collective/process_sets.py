@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from sparkdl.closing import Closing
 from sparkdl.collective.telemetry.monitor import Telemetry
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.errors import ParamError
@@ -80,7 +81,7 @@ class Opening:
         return Topology(rank=self.rank, host_of_rank=tuple(hosts))
 
 
-class NonMember:
+class NonMember(Closing):
     """Placeholder for a process set on a rank that is not in it: can be closed; any other use raises an error.
 
     Args:
@@ -96,12 +97,6 @@ class NonMember:
 
     def __init__(self, *, rank: int, name: str, members: Sequence[int]) -> None:
         self._who = f"rank {rank} is not in process set {name!r} of {name_ranks(members)}"
-
-    def __enter__(self) -> NonMember:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
     def close(self) -> None:
         """Do nothing."""

@@ -7,7 +7,7 @@ values of its own.
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 _KIND = "checkpoint"
 
 
-class ShardedCheckpoints:
+class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
     """Saves and loads divided models, with optimizer, scheduler, random state and the position in the data.
 
     Use it as a context manager: it waits for the last checkpoint at the end. All ranks call its methods together::
@@ -232,9 +232,6 @@ class ShardedCheckpoints:
                 self._writer.close()
         finally:
             self._is_closed = True
-
-    def __enter__(self) -> ShardedCheckpoints:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

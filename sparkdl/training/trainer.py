@@ -480,7 +480,7 @@ class Trainer:
             epoch=start.epoch,
             steps=start.step,
             history=start.history,
-            is_restart=self.handover is None or not self.handover.has_state,
+            is_restart=self.handover is None or not self.handover.world.has_state,
         )
         self.history = list(start.history)
         self.control.begin(self.history, in_epoch=start.step > 0)

@@ -11,7 +11,7 @@ communicator does both. Aborting NCCL affects only the rank that aborts; the com
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -286,7 +286,7 @@ class NcclHandle:
         return self._group.is_done(self._number)
 
 
-class NcclGroup:
+class NcclGroup(AbstractContextManager["NcclGroup"]):
     """An open NCCL communicator; created by :func:`~sparkdl.collective.nccl.opening.open_nccl_group`.
 
     It fails together with the communicator over which it was opened: when one of them fails, the other is aborted, on
@@ -459,9 +459,6 @@ class NcclGroup:
             if self._core.failure is None or self._closed:
                 raise
             raise self._watch.explain(error) from error
-
-    def __enter__(self) -> NcclGroup:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

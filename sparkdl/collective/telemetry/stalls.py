@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -157,7 +158,7 @@ _native_ones: WeakKeyDictionary[Communicator, _native.Monitor] = WeakKeyDictiona
 _noted: set[NotedWait] = set()
 
 
-class NotedWait:
+class NotedWait(AbstractContextManager["NotedWait"]):
     """A wait of Python code, from the creation of this object to :meth:`end`; also a context manager.
 
     Args:
@@ -182,9 +183,6 @@ class NotedWait:
         """Return the wait as it is at this moment."""
         what, timeout_s = self._wait
         return Wait(*what, time.monotonic() - self._since, timeout_s)
-
-    def __enter__(self) -> NotedWait:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ class Peer:
     coordinator: str
 
 
-class Meeting:
+class Meeting(AbstractContextManager["Meeting"]):
     """The exchange of the tasks' data; a context manager that waits at its end for a running ``all_gather``.
 
     Args:
@@ -102,9 +102,6 @@ class Meeting:
     def abandon(self, reason: str) -> None:
         """Stop waiting for the other tasks. Safe from any thread; does nothing if all tasks have met."""
         self._fail(LaunchError(f"the tasks did not meet: {reason}"))
-
-    def __enter__(self) -> Meeting:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -7,6 +7,7 @@ same fit, whether the module was divided or not when it was written.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ class ResumePoint:
     has_steps: bool = True
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one fit on one rank; a context manager that, if the fit succeeds, waits for the last one.
 
     Args:
@@ -119,9 +120,6 @@ class Checkpoints:
         self._num_updates = 0
         self._is_due = False
         self._position = ResumePoint()
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

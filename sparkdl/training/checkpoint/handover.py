@@ -34,9 +34,10 @@ from sparkdl.training.distribution import num_readers
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.data import ParquetDataset
+    from sparkdl.launch.rank.context import RankContext
+    from sparkdl.launch.wire.world import World
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.history import EpochMeter
-    from sparkdl.training.remote.fit_on_rank import Context
     from sparkdl.training.spec import TrainingSpec
     from sparkdl.training.trainer import Trainer
 
@@ -79,7 +80,7 @@ class Handover:
         left: training that has failed because of another rank, for :meth:`leave`.
     """
 
-    def __init__(self, context: Context, planned_ranks: int | None) -> None:
+    def __init__(self, context: RankContext, planned_ranks: int | None) -> None:
         self.context, self._planned_ranks = context, planned_ranks
         self.progress = -1
         self.left: Trainer | None = None
@@ -180,7 +181,7 @@ class Handover:
         change, self._change = self._change, None
         if trainer is None:
             return
-        if change is not None and self.progress < self.context.world.progress:
+        if change is not None and self.progress < self.world.progress:
             try:
                 change()
             except Exception as error:
@@ -219,7 +220,7 @@ class Handover:
         """
         self._border, self._num_since_border = None, 0
         self._losses = spec.losses
-        if not self.has_state:
+        if not self.world.has_state:
             return agree_on_checkpoint(spec, dataset, communicator, planned_ranks=self._planned_ranks)
         about = {} if self._held is None else self._held.content.about
         head = json.dumps([self.progress, about.get("num_ranks_at_start", 0)]).encode()
@@ -236,9 +237,10 @@ class Handover:
         return Choice(None, num_ranks, identity=identity)
 
     @property
-    def has_state(self) -> bool:
-        """Whether the training continues from the state of a rank in an earlier world."""
-        return bool(self.context.world.has_state)
+    def world(self) -> World:
+        """The world that the ranks form now."""
+        assert self.context.world is not None
+        return self.context.world
 
     def share(self, distribution: ModelDistribution, communicator: Communicator) -> HeldCheckpoint | None:
         """Give the state of the ranks that have come farthest to the others; None if there is none. Collective."""
@@ -246,9 +248,9 @@ class Handover:
             broadcast_object,  # on ranks only: the driver does without torch's backend
         )
 
-        if not self.has_state:
+        if not self.world.has_state:
             return None
-        owns, progress = [self._own], self.context.world.progress
+        owns, progress = [self._own], self.world.progress
         if communicator.world_size > 1:
             owns = allgather_bytes(communicator, self._own, name="states of ranks")
         sharers, ranks = distribution.sharers

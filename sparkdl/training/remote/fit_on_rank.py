@@ -9,17 +9,16 @@ import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.training.remote.transfer import StoredModule, StoredSpec, load_spec, store_trained
 
 if TYPE_CHECKING:
-    from sparkdl.collective import Communicator, WorldReport
-    from sparkdl.collective.job import RankJob
+    from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
+    from sparkdl.launch.rank.context import RankContext
     from sparkdl.monitor import Monitor
-    from sparkdl.topology import Topology
     from sparkdl.training.history import EpochRecord
 
 
@@ -31,55 +30,6 @@ IMPORTED_FIRST = (
     "torch._dynamo",
 )
 """Modules that every fit imports; ``torch._dynamo`` is imported by the first optimizer of a process."""
-
-
-class Context(Protocol):
-    """The part of the launcher's context that a fit uses; :class:`sparkdl.launch.RankContext` has it."""
-
-    rank: int
-    world_size: int
-    job: RankJob
-
-    @property
-    def communicator(self) -> Communicator:
-        """The communicator of all ranks."""
-
-    @property
-    def topology(self) -> Topology:
-        """Topology of the ranks, which says which of them share a host."""
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the ranks may form other worlds."""
-
-    @property
-    def is_to_leave(self) -> bool:
-        """Whether other ranks wait to join."""
-
-    @property
-    def world(self) -> Any:
-        """The current world of an elastic launch; None in any other launch."""
-
-    def ask_to_leave(self) -> None:
-        """Ask that this rank may leave the run after a step."""
-
-    def is_consequence(self, error: BaseException) -> bool:
-        """Whether another rank's failure has caused an error."""
-
-    def meet_again(self, reason: str, *, progress: int = -1) -> None:
-        """Leave the world, and wait for the next one."""
-
-    def finish(self, *, progress: int = -1) -> bool:
-        """Wait until the run is over; False if the ranks have formed a new world instead."""
-
-    def report(self, event: dict[str, Any]) -> None:
-        """Send an event to the driver."""
-
-    def progress(self, *, done: bool = False) -> None:
-        """Report progress to the hang detection; ``done`` after the last step."""
-
-    def note_position(self, position: str) -> None:
-        """Record epoch and step, for the error message if the process dies there."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +50,7 @@ class FitOutcome:
 
 
 def fit_on_rank(
-    context: Context,
+    context: RankContext,
     stored: StoredSpec,
     dataset: ParquetDataset,
     *,

@@ -27,8 +27,10 @@ class Events(list[dict[str, Any]]):
             self.append(event)
             self._changed.notify_all()
 
-    def wait_for(self, number: int) -> None:
+    def wait_for_more(self) -> None:
+        """Wait for a sample that was begun after this call; the one that is being taken may be an earlier one."""
         with self._changed:
+            number = len(self) + 2
             assert self._changed.wait_for(lambda: len(self) >= number, 120)
 
     def total(self, name: str) -> float:
@@ -52,9 +54,9 @@ def test_samples_add_up_to_the_steps_rows_tokens_and_operations() -> None:
     with sampling(events) as sampler:
         for number in range(1, 11):
             step(sampler, number)
-        events.wait_for(1)
+        events.wait_for_more()
         step(sampler, 11, rows=2)
-        events.wait_for(3)
+        events.wait_for_more()
     assert (events.total("steps"), events.total("rows"), events.total("tokens")) == (11, 42, 210)
     assert events.total("flops") == 42 * 2 * WIDTH * WIDTH
     assert {event["peak_flops"] for event in events} == {1e12}
@@ -67,7 +69,7 @@ def test_time_of_waiting_for_data_goes_on_over_epochs() -> None:
     with sampling(events) as sampler:
         for number, reading_s in enumerate([0.005, 0.0075, 0.0025, 0.01], start=1):
             step(sampler, number, reading_s=reading_s)
-        events.wait_for(1)
+        events.wait_for_more()
     assert events.total("reading_s") == pytest.approx(0.0075 + 0.01)
 
 
@@ -77,7 +79,7 @@ def test_operations_are_counted_in_the_first_step_with_rows() -> None:
         step(sampler, 1, rows=0)
         step(sampler, 2, rows=3)
         step(sampler, 3, rows=3)
-        events.wait_for(1)
+        events.wait_for_more()
     assert events.total("flops") == 6 * 2 * WIDTH * WIDTH
 
 
@@ -87,7 +89,7 @@ def test_a_loop_of_ones_own_tells_of_its_steps() -> None:
         for _ in range(3):
             torch.mm(torch.ones(4, WIDTH), torch.ones(WIDTH, WIDTH))
             end_step(rows=4, tokens=7)
-        events.wait_for(1)
+        events.wait_for_more()
     assert (events.total("steps"), events.total("rows"), events.total("tokens")) == (3, 12, 21)
     assert events.total("flops") == 8 * 2 * WIDTH * WIDTH  # counted from the first to the second call
     end_step(rows=4)  # nothing is monitored any more
@@ -98,7 +100,7 @@ def test_operations_that_the_loop_knows_are_taken() -> None:
     with sampling(events):
         for _ in range(3):
             end_step(rows=4, flops=100.0)
-        events.wait_for(1)
+        events.wait_for_more()
     assert events.total("flops") == 300
 
 
@@ -107,7 +109,7 @@ def test_a_column_of_tokens_may_have_any_name() -> None:
     with sampling(events, tokens="words") as sampler:
         sampler.begin_step(1)
         sampler.end_step(2, batch={"words": torch.zeros(2, 7), "tokens": torch.zeros(2, 100)})
-        events.wait_for(1)
+        events.wait_for_more()
     assert events.total("tokens") == 14
 
 

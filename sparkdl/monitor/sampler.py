@@ -101,7 +101,7 @@ class RankSampler:
         """
         self._number = number
         if self._trace is not None:
-            self._trace.begin_step(number, world_communicator())
+            self._trace.begin_step(number)
         if self._flops_of is None:
             self._begin_count()
 

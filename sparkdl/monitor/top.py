@@ -132,7 +132,7 @@ def title_of(snapshot: Snapshot) -> list[str]:
         parts.append(f"ETA {_time(position['eta_s'])}")
     parts.append(f"for {_time(snapshot.at - snapshot.began_at)}")
     age_s = time.time() - snapshot.at
-    parts.append(f"sample {_time(age_s)} ago" if age_s >= 1 else "now")
+    parts.append(f"sample {age_s:.0f} s ago" if age_s >= 1 else "sample now")
     rates = [f"{len(snapshot.ranks)} ranks", f"{totals.get('rows_per_s', 0):,.0f} rows/s"]
     if "tokens_per_s" in totals:
         rates.append(f"{totals['tokens_per_s']:,.0f} tokens/s")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
+from sparkdl.monitor.communication import world_communicator
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -52,10 +53,10 @@ class StepTrace:
         self._profile: Any = None
         self._step: Any = None
 
-    def begin_step(self, number: int, communicator: Communicator | None) -> None:
+    def begin_step(self, number: int) -> None:
         """Begin to trace if this is the first step. Collective in this case."""
         if not self._has_ended and not self.is_running and self._first <= number <= self._last:
-            self._start(communicator)
+            self._start()
         if self.is_running:
             from torch.profiler import record_function
 
@@ -70,7 +71,8 @@ class StepTrace:
         if self.is_running and number >= self._last:
             self.end()
 
-    def _start(self, communicator: Communicator | None) -> None:
+    def _start(self) -> None:
+        communicator = world_communicator()
         if communicator is None or communicator.telemetry.is_recording:
             self._has_ended = True
             why = "it has no communicator" if communicator is None else "another timeline is being recorded"
@@ -91,8 +93,15 @@ class StepTrace:
         self.is_running = True
 
     def end(self) -> None:
-        """End the trace, and send it to the driver. Collective."""
+        """End the trace, and send it to the driver. Collective.
+
+        If the ranks have formed another world meanwhile, nothing is written.
+        """
         assert self._communicator is not None
+        if world_communicator() is not self._communicator:
+            self.abandon()
+            _logger.warning("No step of this rank is traced: the ranks have formed another world meanwhile.")
+            return
         profile = self._stop()
         profile.export_chrome_trace(self._file("profile"))
         communicator = self._communicator

@@ -50,7 +50,7 @@ LAYERS = {
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | balance, stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
-    "monitor": "settings | top, exports | sampler, board | communication | trace | flops | memory",
+    "monitor": "settings | top, exports | sampler, board | trace, communication | flops | memory",
     "launch": "programs, run | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
     "stage, task, forkserver | hangs, rank | restarts, slots | wire",
     "loaders": "converter, feed_dataset",

@@ -16,6 +16,7 @@ from sparkdl.estimators import (
 )
 from sparkdl.jobs.imports import code_files, importable
 from sparkdl.jobs.make_estimator import make_estimator
+from sparkdl.monitor import Monitor
 from tests.unit.jobs.job_files import JOB, read
 
 READY_MADE = "data: {table: rows}\nmodel: TorchClassifier\nparams: {epochs: 3}\noutput: out\n"
@@ -166,3 +167,13 @@ def test_an_error_in_the_code_of_a_model_is_named_with_its_line_or_import(tmp_pa
     (tmp_path / "my_nets.py").write_text(code)
     with importable(code_files(job)), pytest.raises(JobFileError, match=message):
         make_estimator(job)
+
+
+def test_a_job_is_monitored_as_its_params_say(tmp_path):
+    estimator = make(
+        tmp_path, "params.monitor={seconds: 2, port: 9400, trace: steps.json, trace_steps: [5, 6]}"
+    )
+    expected = Monitor(seconds=2, port=9400, trace="steps.json", trace_steps=(5, 6))
+    assert estimator.getMonitor() == expected
+    with pytest.raises(JobFileError, match=r"params\.monitor: .*second"):
+        make(tmp_path, "params.monitor={second: 2}")

@@ -16,6 +16,8 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from sparkdl.gpus import data_sheet_of
+
 aten = torch.ops.aten
 
 
@@ -91,19 +93,6 @@ class FlopCount:
         return 0 if count is None else count.flops
 
 
-_PEAKS = (
-    ("H200", 989e12, 67e12),
-    ("H100 PCIe", 756e12, 51e12),
-    ("H100", 989e12, 67e12),
-    ("A100", 312e12, 19.5e12),
-    ("L40S", 362e12, 91.6e12),
-    ("L4", 121e12, 30.3e12),
-    ("A10G", 70e12, 35e12),
-    ("V100", 125e12, 15.7e12),
-    ("T4", 65e12, 8.1e12),
-)
-"""Name of a GPU, and its operations per second in half precision and in float32, by NVIDIA's data sheets (dense)."""
-
 _SIZE = 512
 _NUM_PRODUCTS = 8
 
@@ -119,13 +108,12 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """
     if device.type == "cpu":
         return _measured(torch.float32 if precision == "float32" else torch.bfloat16)
-    name = torch.cuda.get_device_name(device)
-    for part, half, single in _PEAKS:
-        if all(word in name for word in part.split()):
-            if precision == "float8":  # twice that of half precision, on GPUs that have it
-                return 2 * half
-            return single if precision == "float32" else half
-    return None
+    sheet = data_sheet_of(torch.cuda.get_device_name(device))
+    if sheet is None:
+        return None
+    if precision == "float8":  # twice that of half precision, on GPUs that have it
+        return 2 * sheet.half
+    return sheet.single if precision == "float32" else sheet.half
 
 
 def _measured(dtype: torch.dtype) -> float:

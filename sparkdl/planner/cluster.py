@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from sparkdl.errors import ParamError
+from sparkdl.gpus import DATA_SHEETS
 
 GIB = float(1 << 30)
 
@@ -79,33 +80,32 @@ class Link:
     occupies: float = 0.15
 
 
-def _gpu(
-    name: str, peak: float, share: float, attention: float, float32: float, gib: float, bandwidth: float
-) -> Device:
+def _gpu(name: str, share: float, attention: float, gib: float, bandwidth: float) -> Device:
+    sheet = DATA_SHEETS[name.removesuffix("-40gb")]
     return Device(
         name=name,
-        peak=peak * 1e12,
-        rate=peak * share * SUSTAINED * 1e12,
-        float32_rate=float32 * share * SUSTAINED * 1e12,
+        peak=sheet.half,
+        rate=sheet.half * share * SUSTAINED,
+        float32_rate=sheet.single * share * SUSTAINED,
         memory_bytes=gib * GIB,
         bandwidth=bandwidth * STREAMED * 1e9,
         moved_rate=bandwidth * STREAMED * 1e9,
-        attention_rate=peak * attention * 1e12,
+        attention_rate=sheet.half * attention,
     )
 
 
 DEVICES = {
     device.name: device
     for device in (
-        _gpu("v100", 125, 0.75, 0.30, 15.7, 31.7, 900),
-        _gpu("t4", 65, 0.50, 0.30, 8.1, 14.6, 320),
-        _gpu("l4", 121, 0.60, 0.50, 30.3, 22.0, 300),
-        _gpu("l40s", 362, 0.70, 0.50, 91.6, 44.4, 864),
-        _gpu("a100-40gb", 312, 0.87, 0.55, 19.5, 39.4, 1555),
-        _gpu("a100", 312, 0.87, 0.55, 19.5, 79.3, 2039),
-        _gpu("h100-pcie", 756, 0.62, 0.36, 51, 79.1, 2000),
-        _gpu("h100", 989, 0.81, 0.36, 67, 79.1, 3350),
-        _gpu("h200", 989, 0.81, 0.36, 67, 139.8, 4800),
+        _gpu("v100", 0.75, 0.30, 31.7, 900),
+        _gpu("t4", 0.50, 0.30, 14.6, 320),
+        _gpu("l4", 0.60, 0.50, 22.0, 300),
+        _gpu("l40s", 0.70, 0.50, 44.4, 864),
+        _gpu("a100-40gb", 0.87, 0.55, 39.4, 1555),
+        _gpu("a100", 0.87, 0.55, 79.3, 2039),
+        _gpu("h100-pcie", 0.62, 0.36, 79.1, 2000),
+        _gpu("h100", 0.81, 0.36, 79.1, 3350),
+        _gpu("h200", 0.81, 0.36, 139.8, 4800),
     )
 }
 """GPUs by name.

@@ -78,6 +78,7 @@ def test_the_peak_of_a_cpu_is_measured(precision: str) -> None:
         ("NVIDIA A100-SXM4-40GB", "float32", 19.5e12),
         ("NVIDIA L40S", "float16", 362e12),
         ("NVIDIA L4", "bfloat16", 121e12),
+        ("NVIDIA L40", "bfloat16", None),  # is no L4
         ("Tesla T4", "float16", 65e12),
         ("NVIDIA H200", "float8", 1978e12),
         ("Some other GPU", "bfloat16", None),

@@ -110,7 +110,7 @@ class Layout:
         if sizes.shard * sizes.context > 1:
             named.append(f"ZeRO-{sizes.sharding_stage}")
         if sizes.pipeline > 1:
-            named.append(sizes.schedule)
+            named.append(sizes.schedule.removesuffix("-1f1b"))
         if sizes.context > 1:
             named.append(sizes.attention)
         return ", ".join([*(named or ["one rank"]), *(["recompute"] if sizes.recompute else [])])

@@ -225,7 +225,10 @@ def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
         axes.set_xticks(ranks, labels, fontsize="small")
         axes.set_xlabel("ranks" if axes is speeds else "ranks, and the best layout")
         axes.grid(alpha=0.3)
-    kind = "weak scaling, the batch grows with the ranks" if is_weak else "strong scaling"
-    first = plans[0]
-    figure.suptitle(f"{first.shape.name} on {first.cluster.device.name}: {kind}, from {first.batch} rows on")
+    first, last = plans[0], plans[-1]
+    batch = f"weak scaling, batches of {first.batch} to {last.batch} rows" if is_weak else "strong scaling"
+    batch += "" if is_weak else f", batches of {first.batch} rows"
+    figure.suptitle(
+        f"{first.shape.name} on {first.cluster.device.name}, {first.cluster.between.name} for each host: {batch}"
+    )
     figure.savefig(path)

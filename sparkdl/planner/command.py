@@ -67,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true", help="measure layers and links on this machine first"
     )
     parser.add_argument(
-        "--published", action="store_true", help="print published runs, and what the planner says about them"
+        "--published",
+        action="store_true",
+        help="print published runs, and what the planner says about them; with --measure also steps on this machine",
     )
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="layouts to print (default: %(default)s)"
@@ -87,6 +89,10 @@ def run(options: argparse.Namespace) -> int:
         from sparkdl.planner.report import print_published
 
         rows = compare()
+        if options.measure:
+            from sparkdl.planner.measure import compare_here
+
+            rows += compare_here()
         print_published(rows)
         _write(options, rows)
         return 0

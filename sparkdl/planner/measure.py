@@ -6,6 +6,7 @@ rank measures the layers there, and links stay those of the table.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import DEVICES, GIB, Cluster, Device, Link, make_cluster
+from sparkdl.planner.cost import step_time
 from sparkdl.planner.shape import RECIPES, DecoderShape, Recipe, shape_from_text
 
 _SECONDS = 0.4
@@ -67,11 +69,17 @@ def measured_cluster(
     )
 
 
-def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int) -> Device:
+def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int, rows: int = 1) -> Device:
     """Measure the device of this machine with the layers of a model, while ``ranks`` ranks compute.
 
     Products, attention and the optimizer are measured by themselves; what a whole block takes longer is the time of its
     other kernels.
+
+    Args:
+        shape: the model.
+        recipe: how numbers are held.
+        ranks: number of ranks.
+        rows: number of rows of a pass.
     """
     import torch
 
@@ -85,6 +93,7 @@ def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int) -> Device
         "hidden": shape.inner,
         "vocabulary": shape.vocabulary,
         "positions": shape.sequence,
+        "rows": rows,
         "autocast": recipe.compute_bytes == 2,
     }
     products = dict.fromkeys((*numbers.products, *numbers.outside_products))
@@ -92,17 +101,17 @@ def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int) -> Device
         f"product {int(n)} x {int(k)}": {"part": "product", "columns": int(n), "depth": int(k)}
         for n, k in products
     }
-    cases["start"] = {"part": "product", "columns": _TINY, "depth": _TINY, "positions": _TINY}
+    cases["start"] = {"part": "product", "columns": _TINY, "depth": _TINY, "positions": _TINY, "rows": 1}
     cases |= {part: {"part": part} for part in ("attention", "block", "head", "update")}
     found = _medians("layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks)
     kernel_s = found["start"] / 3
     of_product = {(n, k): found[f"product {int(n)} x {int(k)}"] for n, k in products}
-    operations = sum(6 * numbers.positions * n * k for n, k in products)
+    operations = sum(6 * rows * numbers.positions * n * k for n, k in products)
     rate = operations / sum(max(seconds - 3 * kernel_s, 0.1 * seconds) for seconds in of_product.values())
     others_s = found["block"] - found["attention"] - sum(of_product[each] for each in numbers.products)
     outside_s = found["head"] - sum(of_product[each] for each in numbers.outside_products)
     rest_s = max(shape.layers * others_s + outside_s, 0.02 * shape.layers * found["block"])
-    moved = 3 * recipe.passes * (shape.layers * numbers.moved + numbers.outside_moved)
+    moved = 3 * rows * recipe.passes * (shape.layers * numbers.moved + numbers.outside_moved)
     updated = numbers.block * (2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes)
     known = _known_gpu() if has_gpu else None
     memory = (
@@ -118,7 +127,7 @@ def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int) -> Device
         memory_bytes=memory,
         bandwidth=updated / found["update"],
         moved_rate=moved / rest_s,
-        attention_rate=3.5 * numbers.attention / found["attention"],
+        attention_rate=3.5 * rows * numbers.attention / found["attention"],
         is_cpu=not has_gpu,
         kernel_s=kernel_s,
         tile_depth=0.0,  # it is in the rate
@@ -135,6 +144,65 @@ def measure_link(ranks: int) -> Link:
     return Link(
         name=f"shared memory at {rate / GIB:.2g} GiB/s", latency_s=latency_s, bytes_per_s=rate, occupies=1.0
     )
+
+
+def compare_here(*, ranks: int = 2, rows: int = 4, positions: int = 128) -> list[dict[str, Any]]:
+    """Measure the steps of ``sparkdl bench parallel`` on this machine, and predict them from its layers and links.
+
+    Returns:
+        Rows like those of :func:`sparkdl.planner.published.compare`, of two decoders under five kinds of parallelism.
+
+    Raises:
+        RankError: if a rank failed.
+    """
+    from sparkdl.bench.contenders.parallel import KINDS, MODELS, sizes_of
+
+    found = []
+    link = measure_link(ranks)
+    recipe = RECIPES["float32"]
+    for name, size in MODELS.items():
+        shape = DecoderShape(
+            name=name,
+            vocabulary=size.vocabulary,
+            width=size.width,
+            layers=size.num_layers,
+            heads=size.num_heads,
+            hidden=math.ceil(8 * size.width / 3 / 32) * 32,
+            sequence=positions,
+        )
+        device = measure_device(shape, recipe, ranks=ranks, rows=rows)
+        cluster = make_cluster(device, devices_per_host=ranks, inside=link)
+        contest = Contest(
+            benchmark="parallel",
+            world_size=ranks,
+            libraries={f"{kind} on sparkdl": "torch" for kind in KINDS},
+            cases=[
+                Case(
+                    name=name,
+                    settings={"model": name, "rows": rows, "positions": positions},
+                    max_operations=1,
+                )
+            ],
+            seconds=10.0,
+            num_rounds=3,
+        )
+        measured = hold(contest)[name]
+        for kind in KINDS:
+            sizes = sizes_of(kind, ranks).resolve(ranks)
+            passes = sizes.microbatches or 1
+            step = step_time(shape, cluster, sizes, rows=rows / passes, microbatches=passes, recipe=recipe)
+            seconds = statistics.median(measured[f"{kind} on sparkdl"].times)
+            found.append(
+                {
+                    "source": "this machine",
+                    "run": f"{name}, {kind}",
+                    "unit": "s",
+                    "measured": seconds,
+                    "predicted": step.total,
+                    "error": step.total / seconds - 1,
+                }
+            )
+    return found
 
 
 def _medians(

@@ -135,7 +135,7 @@ def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
             row["source"],
             row["run"],
             f"{row['measured']:.4g}",
-            f"{row['predicted']:.0f}",
+            f"{row['predicted']:.4g}",
             row["unit"],
             f"{row['error']:+.0%}",
         )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LayerTrial(Trial):
-    """Forward and backward passes of one part on a row, or steps of AdamW.
+    """Forward and backward passes of one part on some rows, or steps of AdamW.
 
     Args:
         case: settings of the case: ``part``, one of :data:`PARTS`, ``autocast``, and the sizes that the part takes.
@@ -49,7 +49,7 @@ def _product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     """A linear layer, whose output's gradient is one and the same number: its sum would take time of its own."""
     import torch
 
-    inputs = torch.randn(case["positions"], case["depth"], requires_grad=True)
+    inputs = torch.randn(case["rows"] * case["positions"], case["depth"], requires_grad=True)
     layer = torch.nn.Linear(case["depth"], case["columns"], bias=False)
     return lambda: _summed(layer(inputs))
 
@@ -62,7 +62,8 @@ def _attention(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     heads = [case["heads"], case["key_heads"], case["key_heads"]]
     dtype = torch.bfloat16 if case["autocast"] else torch.float32
     query, key, value = (
-        torch.randn(1, number, case["positions"], size, dtype=dtype, requires_grad=True) for number in heads
+        torch.randn(case["rows"], number, case["positions"], size, dtype=dtype, requires_grad=True)
+        for number in heads
     )
     is_grouped = case["heads"] != case["key_heads"]
     return lambda: _summed(
@@ -74,7 +75,7 @@ def _block(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     import torch
 
     block, rotation = _decoder_block(case)
-    inputs = torch.randn(1, case["positions"], case["width"], requires_grad=True)
+    inputs = torch.randn(case["rows"], case["positions"], case["width"], requires_grad=True)
     return lambda: _summed(block(inputs, rotation, None))
 
 
@@ -82,9 +83,10 @@ def _head(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     import torch
     from torch.nn.functional import cross_entropy
 
-    inputs = torch.randn(case["positions"], case["width"], requires_grad=True)
+    positions = case["rows"] * case["positions"]
+    inputs = torch.randn(positions, case["width"], requires_grad=True)
     head = torch.nn.Linear(case["width"], case["vocabulary"], bias=False)
-    labels = torch.randint(case["vocabulary"], (case["positions"],))
+    labels = torch.randint(case["vocabulary"], (positions,))
     return lambda: cross_entropy(head(inputs).float(), labels)
 
 

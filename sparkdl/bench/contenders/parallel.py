@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from sparkdl.parallel import Parallelism, RankLayout
 
-_MICROBATCHES = 4
+MICROBATCHES = 4
+"""Number of microbatches of the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +139,25 @@ def make_decoder(size: DecoderSize) -> torch.nn.Module:
     )
 
 
-def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
-    from sparkdl.parallel import Parallelism, parallelize
+def sizes_of(kind: str, ranks: int) -> Parallelism:
+    """Return the sizes of one of :data:`KINDS` over all ranks."""
+    from sparkdl.parallel import Parallelism
 
-    if kind == "PP":
-        return _PipelineStep(size, Parallelism(pipeline=ranks))
-    parallelism = {
+    return {
         "FSDP2": Parallelism(shard=ranks),
         "TP": Parallelism(tensor=ranks),
         "TP+SP": Parallelism(tensor=ranks, sequence=True),
+        "PP": Parallelism(pipeline=ranks, microbatches=MICROBATCHES),
         "CP": Parallelism(context=ranks),
     }[kind]
+
+
+def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
+    from sparkdl.parallel import parallelize
+
+    parallelism = sizes_of(kind, ranks)
+    if kind == "PP":
+        return _PipelineStep(size, parallelism)
     layout = parallelism.lay_out()
     module = parallelize(make_decoder(size), layout)
     if kind == "FSDP2":
@@ -202,7 +211,7 @@ class _PipelineStep(_Step):
             [stage],
             group,
             schedule="1f1b",
-            microbatches=_MICROBATCHES,
+            microbatches=MICROBATCHES,
             loss=lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels.flatten()),
         )
 
@@ -212,4 +221,4 @@ class _PipelineStep(_Step):
 
 def takes(contender: str, rows: int) -> bool:
     """Return whether a contender can train on a batch of this many rows; a pipeline divides it into microbatches."""
-    return not contender.startswith("PP") or rows % _MICROBATCHES == 0
+    return not contender.startswith("PP") or rows % MICROBATCHES == 0

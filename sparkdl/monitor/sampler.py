@@ -173,10 +173,13 @@ class RankSampler:
         return 0
 
     def _run(self) -> None:
+        is_first = True
         while not self._has_ended.wait(self._settings.seconds):
             self._send(self._sample())
+            is_first = False
         sample = self._sample()
-        if sample["seconds"] >= _LEAST_S:
+        # After the last step there is nothing to say about the training.
+        if sample["seconds"] >= _LEAST_S and (sample["steps"] or is_first):
             self._send(sample)
 
     def _send(self, sample: dict[str, Any]) -> None:

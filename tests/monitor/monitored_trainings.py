@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,25 @@ class FailsAtStep(Callback):
     def on_step_end(self, context: FitContext) -> None:
         if context.step == 2 and context.rank == 1:
             raise ValueError("a step has failed")
+
+
+def train_in_turn(
+    environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, settings: Monitor, pairs: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Train in pairs; return processor and elapsed seconds of the plain and the monitored trainings."""
+    times: dict[str, list[tuple[float, float]]] = {"plain": [], "monitored": []}
+    with environment.communicator() as world:
+        for pair in range(-1, pairs):  # the first pair is not counted: it imports what it needs
+            for kind in sorted(times, reverse=pair % 2 == 0):
+                with world.split(range(world.world_size), f"{kind} {pair}") as communicator:
+                    world.barrier()
+                    began, processor = time.perf_counter(), time.process_time()
+                    if kind == "plain":
+                        train(deepcopy(spec), communicator=communicator, dataset=dataset)
+                    else:
+                        with settings.on_rank(world.rank, world.world_size, lambda _: None) as sampler:
+                            train(deepcopy(spec), communicator=communicator, dataset=dataset, monitor=sampler)
+                    if pair >= 0:
+                        seconds = time.process_time() - processor, time.perf_counter() - began
+                        times[kind].append(seconds)
+    return times

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkdl.cores import in_threads
 from sparkdl.data.spark.columns import check_frame
+from sparkdl.data.spark.input_files import input_files
 from sparkdl.errors import LaunchError, ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
@@ -91,7 +92,7 @@ def fit_on_rows(
     Raises:
         SparkdlError: as :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
-    check_columns(params, named_columns(params), rows.available)
+    check_columns(params, named_columns(params), rows.df.columns)
     check_picklable(params)
     elastic = _elastic_limits(params)
     check_cluster(
@@ -124,7 +125,7 @@ def fit_on_rows(
                 if run is not None:
                     run.check_begun()
                     run.log_params(params_to_log(params, parquet))
-                    run.log_dataset(describe_dataset(params, parquet, rows.source))
+                    run.log_dataset(describe_dataset(params, parquet, input_files(rows.df)))
                 listener = FitListener(run, progress, (lambda: None) if lease is None else lease.check)
                 communication = None
                 if finished is None:
@@ -315,9 +316,8 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
                 self._group.close("FAILED")
             raise
 
-    def next(self) -> tuple[int, M]:
-        """Return ``next(self)``; iterators of pyspark have this method, too."""
-        return self.__next__()
+    next = __next__
+    """Iterators of pyspark have this method, too."""
 
 
 def check_rows_to_fit(dataset: Any) -> None:

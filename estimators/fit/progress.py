@@ -32,8 +32,7 @@ def is_in_notebook() -> bool:
 class NotebookBar:
     """A progress bar in the output of the running notebook cell; each update replaces the bar."""
 
-    def __init__(self) -> None:
-        self._handle: Any = None
+    _handle: Any = None
 
     def show(self, text: str, share: float | None = None) -> None:
         """Show a text beside a bar.
@@ -179,9 +178,8 @@ _SHARE_OF_FIT = 1 / 300
 class StepSampler:
     """Selects the steps that are logged to MLflow: one per second at first, then fewer, about 4,000 in a week."""
 
-    def __init__(self) -> None:
-        self._started: float | None = None
-        self._next_at = 0.0
+    _started: float | None = None
+    _next_at = 0.0
 
     def is_due(self, now: float) -> bool:
         """Return whether a step that ends now is logged; ``now`` is in seconds of any monotonic clock."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
 from sparkdl.data.spark.columns import check_types, with_doubles
-from sparkdl.data.spark.input_files import input_files
 from sparkdl.estimators.fit.inputs import column_names
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import ParquetDataset
-    from sparkdl.data.spark.input_files import InputFiles
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 
 
@@ -73,10 +71,13 @@ class TrainingRows:
 
     When the first fit uses the rows, they are written, found in the Store, or read in place. They are kept until the
     last fit has used them. If a fit fails, they are released, and obtained again if another fit follows.
+
+    Attributes:
+        df: the DataFrame.
     """
 
     def __init__(self, dataset: DataFrame, needed: RowsNeeded, *, num_fits: int) -> None:
-        self._df = dataset
+        self.df = dataset
         self._needed = needed
         self._num_left = num_fits
         self._num_open = 0
@@ -84,16 +85,6 @@ class TrainingRows:
         self._lock = threading.Lock()
         self._held = ExitStack()
         self._dataset: ParquetDataset | None = None
-
-    @property
-    def available(self) -> list[str]:
-        """The columns of the DataFrame."""
-        return list(self._df.columns)
-
-    @property
-    def source(self) -> InputFiles | None:
-        """The files that the DataFrame reads; None if it reads no files, or the driver cannot see them."""
-        return input_files(self._df)
 
     @contextmanager
     def use(
@@ -136,7 +127,7 @@ class TrainingRows:
         self, *, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
     ) -> AbstractContextManager[ParquetDataset]:
         needed = self._needed
-        rows = with_doubles(self._df, needed.doubles)
+        rows = with_doubles(self.df, needed.doubles)
         check_types(rows.schema, needed.columns)
         if needed.numbers:
             check_types(rows.schema, needed.numbers, numbers_only=True)
@@ -146,7 +137,7 @@ class TrainingRows:
             Store(needed.store_url, keep_for=needed.keep_for),
             vector_dtype=needed.vector_dtype,
             allow_ragged=needed.allow_ragged,
-            origin=self._df,
+            origin=self.df,
             on_write=on_write,
             in_tasks=in_tasks,
         )

@@ -126,8 +126,7 @@ class _LearningEstimator(TorchEstimator):
             model=recipe.network, prepareFeatures=recipe.prepare, loss=recipe.loss, augment=recipe.augment
         )
 
-    def check_values(self) -> None:
-        self.check_settings()
+    check_values = TorchEstimator.check_settings
 
     def vector_dtype(self) -> str:
         return self._of.vector_dtype

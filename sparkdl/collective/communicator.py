@@ -56,8 +56,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from sparkdl import _native
     from sparkdl.collective.process_sets import Opening
-    from sparkdl.collective.telemetry.monitor import Monitor
+    from sparkdl.collective.telemetry.monitor import OperationMonitor
     from sparkdl.collective.telemetry.stalls import StallCheck
     from sparkdl.collective.telemetry.timeline import More
     from sparkdl.topology import Topology
@@ -123,7 +124,7 @@ class Communicator(AbstractContextManager["Communicator"]):
 
     is_member = True
     transport: str
-    monitors: tuple[Monitor, Monitor]
+    monitors: tuple[_native.Monitor | OperationMonitor, OperationMonitor]
     _messages: MessageQueue
 
     def __init__(self, opening: Opening, topology: Topology) -> None:

@@ -200,9 +200,9 @@ class _RingAttention(torch.autograd.Function):
         ring = _Ring(group)
         batch, heads, positions, size = query.shape
         # In the memory layout of torch's attention, so that the next layer joins the heads without a copy.
-        output = torch.zeros(
-            (batch, positions, heads, size), dtype=_accumulated(query.dtype), device=query.device
-        ).transpose(1, 2)
+        accumulated = torch.promote_types(query.dtype, torch.float32)
+        output = torch.zeros((batch, positions, heads, size), dtype=accumulated, device=query.device)
+        output = output.transpose(1, 2)
         logsumexp = output.new_full((batch, heads, positions), -math.inf)
         block = [key, value] if documents is None else [key, value, documents.contiguous()]
         for step in range(ring.size):
@@ -230,7 +230,7 @@ class _RingAttention(torch.autograd.Function):
         query, key, value, documents, output, logsumexp = ctx.saved_tensors
         grad_output = grad_outputs[0].contiguous()
         ring = _Ring(ctx.group)
-        accumulated = _accumulated(query.dtype)
+        accumulated = torch.promote_types(query.dtype, torch.float32)
         grad_query = torch.zeros(query.shape, dtype=accumulated, device=query.device)
         block = [key, value] if documents is None else [key, value, documents.contiguous()]
         gradients = [torch.zeros(key.shape, dtype=accumulated, device=key.device) for _ in range(2)]
@@ -274,10 +274,6 @@ class _RingAttention(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _accumulated(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _visible(

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class StopRequest:
     """Records whether a callback on this rank has asked to end the fit."""
 
-    def __init__(self) -> None:
-        self.is_made = False
+    is_made: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

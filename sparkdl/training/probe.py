@@ -96,9 +96,7 @@ def crosses_rows(loss: LossFunction, outputs: Tensor, targets: Tensor) -> bool:
 class _ShapeObserver(TorchFunctionMode):
     """Observes every torch function that is called within this context."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_crossed = False
+    has_crossed = False
 
     def __torch_function__(
         self,

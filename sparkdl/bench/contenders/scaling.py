@@ -57,7 +57,8 @@ class ScalingTrial(Trial):
         for step in range(first, first + number):
             generator = torch.Generator().manual_seed(step)
             inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"])
-            own = self._way.own_rows(len(labels))
+            share = len(labels) // self._way.readers
+            own = slice(self._way.reader * share, (self._way.reader + 1) * share)
             batches.append((inputs[own], labels[own]))
         return batches
 
@@ -137,11 +138,7 @@ class _DataWay:
         self._model, self._optimizer = trainee.model, trainee.optimizer
         self._keeps_gradients = trainee.keeps_gradients
         self._cross_entropy = cross_entropy
-        self._rank, self._ranks = communicator.rank, communicator.world_size
-
-    def own_rows(self, rows: int) -> slice:
-        share = rows // self._ranks
-        return slice(self._rank * share, (self._rank + 1) * share)
+        self.reader, self.readers = communicator.rank, communicator.world_size
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         if self._keeps_gradients:
@@ -165,7 +162,7 @@ class _DividedWay:
 
         job = JOBS[case["model"]]
         self._layout = parallelism.lay_out()
-        self._reader, self._readers = self._layout.row_reader
+        self.reader, self.readers = self._layout.row_reader
         tensor = self._layout.group("tensor")
         is_whole = parallelism.tensor == 1
 
@@ -179,7 +176,7 @@ class _DividedWay:
         if parallelism.pipeline > 1:
             (stage,) = cut(job.make_model(), self._layout.group("pipeline"), schedule="1f1b")
             self.module = parallelize(stage, self._layout)
-            rows = case["rows"] // self._readers
+            rows = case["rows"] // self.readers
             self._pipeline = Pipeline(
                 [self.module],
                 self._layout.group("pipeline"),
@@ -191,10 +188,6 @@ class _DividedWay:
             self.module = parallelize(job.make_model(), self._layout)
         self._context = self._layout.group("context") if parallelism.context > 1 else None
         self._optimizer = job.make_optimizer(list(self.module.parameters()))
-
-    def own_rows(self, rows: int) -> slice:
-        share = rows // self._readers
-        return slice(self._reader * share, (self._reader + 1) * share)
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         from sparkdl.parallel import sequence

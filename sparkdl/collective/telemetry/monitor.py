@@ -1,4 +1,4 @@
-"""The measurements of a communicator's operations: the monitor's contract, and the monitor of Python transports.
+"""The measurements of a communicator's operations, and the monitor of transports in Python.
 
 The native core has a monitor of its own; transports in Python use
 :class:`~sparkdl.collective.telemetry.monitor.OperationMonitor`. Times are in nanoseconds; points in time are those of
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import add, sub
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from sparkdl.topology import name_ranks
 
@@ -87,38 +87,13 @@ class OperationRecord(NamedTuple):
     """Rank that joined last; -1 if this rank did not wait, or if that rank is not known."""
 
 
-class Monitor(Protocol):
-    """Records operations. Its methods may be called at any time, by any thread, also after the communicator was closed.
-
-    The tuples have the fields of the named tuples that the methods refer to.
-    """
-
-    def totals(self) -> Sequence[tuple[str, int, int, int, int, int, int, int]]:
-        """:class:`OperationTotals` of every kind of operation that was called."""
-
-    def lateness(self) -> Sequence[tuple[int, int, int]]:
-        """:class:`Lateness` of the ranks that this rank waited for, if the transport knows them."""
-
-    def arrivals(self) -> Sequence[tuple[int, int]]:
-        """:class:`Arrival` at each of the latest operations, if the transport does not know which rank came last."""
-
-    def start_recording(self, max_records: int) -> None:
-        """Begin to record operations; the latest ``max_records`` are kept until they are taken."""
-
-    def stop_recording(self) -> None:
-        """Stop recording operations."""
-
-    def take_records(
-        self,
-    ) -> tuple[Sequence[tuple[int, str, str, int, str, bool, int, int, int, int, int, int]], int]:
-        """Remove and return the :class:`OperationRecord` of each recorded operation, and the number of dropped ones."""
-
-
 _NUM_ARRIVALS = 1024
 
 
 class OperationMonitor:
-    """Implements :class:`~sparkdl.collective.telemetry.monitor.Monitor`.
+    """Records operations as ``_native.Monitor`` does for the native core, for transports in Python.
+
+    Its methods may be called at any time, by any thread, also after the communicator was closed.
 
     A transport runs each operation inside :meth:`operation`, one at a time, notes when all ranks have joined, and lets
     its callers wait for queued operations inside :meth:`blocked`. Many messages may be under way at once: they
@@ -199,7 +174,7 @@ class OperationMonitor:
                     self._blocked_ns += time.monotonic_ns() - self._blocked_since_ns
 
     def totals(self) -> Sequence[OperationTotals]:
-        """See the contract."""
+        """Return the totals of every kind of operation that was called."""
         with self._lock:
             return [
                 OperationTotals(kind, *(counter[field] for field in OperationTotals._fields[1:]))
@@ -211,23 +186,23 @@ class OperationMonitor:
         return []
 
     def arrivals(self) -> Sequence[Arrival]:
-        """See the contract."""
+        """Return the arrivals at the latest operations."""
         with self._lock:
             return list(self._arrivals)
 
     def start_recording(self, max_records: int) -> None:
-        """See the contract."""
+        """Begin to record operations; the latest ``max_records`` are kept until they are taken."""
         with self._lock:
             self._records, self._num_dropped, self._max_records = deque(), 0, max_records
             self._is_recording = True
 
     def stop_recording(self) -> None:
-        """See the contract."""
+        """Stop recording operations."""
         with self._lock:
             self._is_recording = False
 
     def take_records(self) -> tuple[Sequence[OperationRecord], int]:
-        """See the contract."""
+        """Remove and return the records of operations, and the number of dropped ones."""
         with self._lock:
             taken, self._records = self._records, deque()
             num_dropped, self._num_dropped = self._num_dropped, 0

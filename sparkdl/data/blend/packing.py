@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -251,14 +251,12 @@ class SequencePacker:
         )
 
 
+@dataclass(slots=True, eq=False)
 class _Row:
     """Documents of one row, and the number of free tokens after them."""
 
-    __slots__ = ("documents", "free")
-
-    def __init__(self, length: int) -> None:
-        self.documents: list[Tokens] = []
-        self.free = length
+    free: int
+    documents: list[Tokens] = field(default_factory=list)
 
     def add(self, document: Tokens) -> None:
         self.documents.append(document)

@@ -162,6 +162,7 @@ class ParquetFeed(Closing):
 
     Attributes:
         dataset: the dataset that is read.
+        steps_per_epoch: number of batches of every whole epoch, the same on all ranks.
 
     Raises:
         DataError: if a column does not exist.
@@ -237,6 +238,7 @@ class ParquetFeed(Closing):
         row_counts = self._reader.count_rows(communicator)
         self._num_rows = sum(row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise after the filter
+        self.steps_per_epoch = steps_per_epoch(self._num_rows, world_size, batch_size)
         self._identity = identity_of_feed(self.dataset, row_counts, seed=seed, shuffle=shuffle)
         self._schedule = EpochSchedule(
             row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
@@ -248,11 +250,6 @@ class ParquetFeed(Closing):
     def waited_s(self) -> float:
         """Seconds that the caller has waited for batches so far."""
         return self._reader.waited_s
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of every whole epoch, the same on all ranks."""
-        return steps_per_epoch(self._num_rows, self._world_size, self._batch_size)
 
     def __len__(self) -> int:
         """Number of batches of the next iteration: ``steps_per_epoch``, or fewer if the epoch was resumed."""

@@ -102,6 +102,9 @@ class PlannedFeed(Closing):
         read_ahead_bytes: upper bound as for :class:`ParquetFeed`, for all planned ranks together.
         options: other arguments of :class:`ParquetFeed`, such as ``batch_size``, which is that of a planned rank.
 
+    Attributes:
+        steps_per_epoch: number of batches of every whole epoch, the same on all ranks.
+
     Raises:
         ParamError: if a number is out of range.
         SparkdlError: the errors of :class:`ParquetFeed`.
@@ -137,13 +140,9 @@ class PlannedFeed(Closing):
             read_ahead_bytes=read_ahead_bytes,
             **options,
         )
+        self.steps_per_epoch = self._feed.steps_per_epoch
         self._next = (0, 0)
         """Epoch and step of the next batch."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of every whole epoch, the same on all ranks."""
-        return self._feed.steps_per_epoch
 
     def steps_in(self, epoch: int) -> int:
         """Return how many batches :meth:`epoch` yields: fewer than ``steps_per_epoch`` if the epoch was resumed."""

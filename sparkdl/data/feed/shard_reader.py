@@ -19,6 +19,7 @@ import importlib.util
 import queue
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from functools import cache
 from importlib.machinery import PathFinder
@@ -79,7 +80,7 @@ def load_ventilator() -> Any:
     return module.ConcurrentVentilator
 
 
-class ShardReader:
+class ShardReader(Iterator["Block"]):
     """Iterator over the blocks of a shard in the order of its plan, one for every row group.
 
     Args:
@@ -120,10 +121,6 @@ class ShardReader:
         )
         self._threads = DaemonThreads(num_threads, "sparkdl-reader")
         self._ventilator.start()
-
-    def __iter__(self) -> Iterator[Block]:
-        """Return this reader, which is an iterator over the blocks."""
-        return self
 
     def __next__(self) -> Block:
         """Return the next block.

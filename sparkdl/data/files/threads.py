@@ -23,15 +23,16 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
 
 Result = TypeVar("Result")
@@ -128,7 +129,7 @@ def _end_with_the_interpreter() -> None:
 Item = TypeVar("Item")
 
 
-class ReadAhead(Generic[Item]):
+class ReadAhead(Iterator[Item]):
     """An iterator over the items of a generator, which runs in a thread of its own.
 
     Args:
@@ -137,7 +138,7 @@ class ReadAhead(Generic[Item]):
         name: name of the thread.
         max_bytes: upper bound of the bytes of the waiting items and the one that is being made, if items are no larger
             than earlier ones. One item is always made, whatever its size.
-        bytes_of: returns the bytes of an item; None for no limit in bytes.
+        bytes_of: returns the bytes of an item; by default 0, for no limit in bytes.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ReadAhead(Generic[Item]):
         name: str,
         *,
         max_bytes: int = 0,
-        bytes_of: Callable[[Item], int] | None = None,
+        bytes_of: Callable[[Item], int] = lambda _: 0,
     ) -> None:
         self._items = items
         self._max_items = max_items
@@ -161,9 +162,6 @@ class ReadAhead(Generic[Item]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Item]:
-        return self
-
     def __next__(self) -> Item:
         """Return the next item; an error of the generator is raised in the place of its item."""
         with self._changed:
@@ -171,7 +169,7 @@ class ReadAhead(Generic[Item]):
                 self._changed.wait()
             if self._waiting:
                 item = self._waiting.popleft()
-                self._waiting_bytes -= self._size_of(item)
+                self._waiting_bytes -= self._bytes_of(item)
                 self._changed.notify()
                 return item
             if self._error is not None:
@@ -189,9 +187,6 @@ class ReadAhead(Generic[Item]):
             self._changed.notify_all()
         self._thread.join()
 
-    def _size_of(self, item: Item) -> int:
-        return 0 if self._bytes_of is None else self._bytes_of(item)
-
     def _wait_while(self, is_full: Callable[[], bool]) -> None:
         while is_full() and not self._closed:
             self._changed.wait()
@@ -202,7 +197,7 @@ class ReadAhead(Generic[Item]):
     def _run(self) -> None:
         try:
             for item in self._items:
-                size = self._size_of(item)
+                size = self._bytes_of(item)
                 self._largest_bytes = max(self._largest_bytes, size)
                 with self._changed:
                     self._wait_while(lambda: len(self._waiting) >= self._max_items)
@@ -215,7 +210,6 @@ class ReadAhead(Generic[Item]):
                         lambda: (
                             bool(self._waiting)
                             and self._waiting_bytes + self._largest_bytes > self._max_bytes
-                            and self._bytes_of is not None
                         )
                     )
         except BaseException as error:  # raised where the items are taken

@@ -81,12 +81,12 @@ class LocalFileSystem(fsspec.implementations.local.LocalFileSystem):
 LOCAL_FILESYSTEM = LocalFileSystem()
 
 
+@dataclass(eq=False)
 class PartitionSet:
     """The values of one level of partition folders."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.keys: list[str] = []
+    name: str
+    keys: list[str] = field(default_factory=list)
 
     def get_index(self, key: str) -> int:
         """Return the position of a value, adding it if it is new."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
@@ -166,11 +167,12 @@ class Membership:
             self._on_break(reason)
 
 
+@dataclass(frozen=True)
 class _Signals:
     """What the driver has said about one world."""
 
-    def __init__(self) -> None:
-        self.leave, self.broken = threading.Event(), threading.Event()
+    leave: threading.Event = field(default_factory=threading.Event)
+    broken: threading.Event = field(default_factory=threading.Event)
 
 
 class _WorldRendezvous(PrefixRendezvous):

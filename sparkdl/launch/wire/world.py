@@ -94,13 +94,9 @@ class World:
         """The rank at a place of a member."""
         return self.members.index(member) * self.group_size + place
 
-    def to_fields(self) -> dict[str, Any]:
-        """All fields, in types that JSON can encode."""
-        return asdict(self)
-
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> World:
-        """Decode what :meth:`to_fields` made."""
+        """Make a world of its fields, as JSON gives them."""
         return cls(**{**fields, "members": tuple(fields["members"])})
 
 
@@ -118,7 +114,7 @@ class Answer:
 
     def to_json(self) -> bytes:
         """Encode it."""
-        return json.dumps({"world": self.world and self.world.to_fields(), "refusal": self.refusal}).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Answer:

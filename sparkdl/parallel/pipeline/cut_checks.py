@@ -31,7 +31,7 @@ def check_between_parts(module: nn.Module, parts: PipelineParts) -> None:
     for name in (*parts.before, *parts.after):
         if name.startswith(prefix):
             set_module(base, name.removeprefix(prefix), Pass())
-    set_module(base, parts.blocks.removeprefix(prefix), OwnBlocks({}))
+    set_module(base, parts.blocks.removeprefix(prefix), OwnBlocks())
     if any(buffer.is_meta for buffer in base.buffers()):
         return  # draw_weights and load_weights refuse such a model
     device = next((buffer.device for buffer in base.buffers()), None)

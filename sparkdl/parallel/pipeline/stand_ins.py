@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -87,29 +88,18 @@ class PassAs(Pass):
 class OwnBlocks(nn.ModuleList):
     """Some of a list's blocks under their numbers in the list; iterates over them, and its length is their number."""
 
-    def __init__(self, blocks: dict[str, nn.Module]) -> None:
-        super().__init__()
-        self._modules.update(blocks)
-
     def __getitem__(self, index: Any) -> Any:
         own = list(self._modules.values())
         return own[index]
 
-    def __iter__(self) -> Any:
-        return iter(list(self._modules.values()))
 
-
-class OwnLayers(nn.Sequential):
-    """Some of a Sequential's layers under their numbers in the Sequential."""
-
-    def __init__(self, layers: dict[str, nn.Module]) -> None:
-        super().__init__()
-        self._modules.update(layers)
-
-
-def own_blocks(like: nn.Module, blocks: dict[str, nn.Module]) -> OwnBlocks | OwnLayers:
-    """Some of the blocks of a list, or of a Sequential if ``like`` is one."""
-    return OwnLayers(blocks) if isinstance(like, nn.Sequential) else OwnBlocks(blocks)
+def own_blocks(like: nn.Module, blocks: dict[str, nn.Module]) -> OwnBlocks | nn.Sequential:
+    """Some of the blocks of a list, or of a Sequential if ``like`` is one, under their numbers there."""
+    if isinstance(like, nn.Sequential):
+        return nn.Sequential(OrderedDict(blocks))
+    own = OwnBlocks()
+    own._modules.update(blocks)
+    return own
 
 
 def set_module(shell: nn.Module, name: str, module: nn.Module) -> None:

@@ -16,6 +16,7 @@ numbers of ranks go through host memory as in :mod:`sparkdl.torch.gpu.staged`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,17 +53,17 @@ _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+@dataclass(frozen=True, eq=False)
 class PinnedAcross:
     """Communication across hosts through pinned host memory: over TCP, and over MPI without support for GPUs.
 
-    Args:
+    Attributes:
         communicator: communicator of the ranks with the same local rank on their hosts, used for nothing else.
         lane: lane on which the copies run.
     """
 
-    def __init__(self, communicator: Communicator, lane: GpuLane) -> None:
-        self._communicator = communicator
-        self._lane = lane
+    communicator: Communicator
+    lane: GpuLane
 
     def allreduce(self, part: torch.Tensor, op: str, deadline: Deadline) -> Iterator[None]:
         """Reduce a part in place, in three steps: copy it to the host, start the network operation, copy it back.
@@ -70,10 +71,10 @@ class PinnedAcross:
         Take the second step only when the work that was on the stream at the first one is known to end.
         """
         twin = self._copied_out(part)
-        mark = self._lane.mark()
+        mark = self.lane.mark()
         yield
-        self._lane.block(mark)
-        handle = self._communicator.allreduce_async(export(twin), op=op, timeout_s=deadline.remaining_s())
+        self.lane.block(mark)
+        handle = self.communicator.allreduce_async(export(twin), op=op, timeout_s=deadline.remaining_s())
         yield
         handle.wait()
         part.copy_(twin, non_blocking=True)
@@ -81,62 +82,62 @@ class PinnedAcross:
     def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
         """Reduce equal blocks, one per rank, and return this rank's block."""
         source = self._copied_out(blocks)
-        block = self._lane.host_twin(blocks.view(self._communicator.world_size, -1)[0])
-        self._lane.block(self._lane.mark())
-        self._communicator.reduce_scatter(
+        block = self.lane.host_twin(blocks.view(self.communicator.world_size, -1)[0])
+        self.lane.block(self.lane.mark())
+        self.communicator.reduce_scatter(
             export(source), export(block), op=op, timeout_s=deadline.remaining_s()
         )
         return torch.empty_like(block, device=blocks.device).copy_(block, non_blocking=True)
 
     def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
         """Concatenate the blocks of all ranks in ``blocks``."""
-        source, target = self._copied_out(block), self._lane.host_twin(blocks)
-        self._lane.block(self._lane.mark())
-        self._communicator.allgather(export(source), export(target), timeout_s=deadline.remaining_s())
+        source, target = self._copied_out(block), self.lane.host_twin(blocks)
+        self.lane.block(self.lane.mark())
+        self.communicator.allgather(export(source), export(target), timeout_s=deadline.remaining_s())
         blocks.copy_(target, non_blocking=True)
 
     def _copied_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._lane.host_twin(tensor).copy_(tensor, non_blocking=True)
+        return self.lane.host_twin(tensor).copy_(tensor, non_blocking=True)
 
 
+@dataclass(frozen=True, eq=False)
 class DeviceAcross:
     """Communication across hosts over MPI that takes device memory: rings of messages, reduced on the GPU.
 
     Only messages of MPI are used: libraries that take device memory in messages do not take it in all of their
     non-blocking reductions (Open MPI in none). MPI has no streams, so the host waits for the GPU at every step.
 
-    Args:
+    Attributes:
         communicator: communicator as in :class:`PinnedAcross`.
         lane: lane on which the reductions run.
     """
 
-    def __init__(self, communicator: Communicator, lane: GpuLane) -> None:
-        self._communicator = communicator
-        self._lane = lane
+    communicator: Communicator
+    lane: GpuLane
 
     def allreduce(self, part: torch.Tensor, op: str, deadline: Deadline) -> Iterator[None]:
         """Reduce a part in place, in the second of two steps; see :class:`PinnedAcross`."""
         yield
-        blocks = part.tensor_split(self._communicator.world_size)
+        blocks = part.tensor_split(self.communicator.world_size)
         self._reduce_round(blocks, op, deadline)
         self._gather_round(blocks, deadline)
         yield
 
     def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
         """Reduce equal blocks, one per rank, and return this rank's block; the other blocks change, too."""
-        parts = blocks.tensor_split(self._communicator.world_size)
+        parts = blocks.tensor_split(self.communicator.world_size)
         self._reduce_round(parts, op, deadline)
-        return parts[self._communicator.rank]
+        return parts[self.communicator.rank]
 
     def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
         """Concatenate the blocks of all ranks in ``blocks``."""
-        parts = blocks.tensor_split(self._communicator.world_size)
-        parts[self._communicator.rank].copy_(block)
+        parts = blocks.tensor_split(self.communicator.world_size)
+        parts[self.communicator.rank].copy_(block)
         self._gather_round(parts, deadline)
 
     def _reduce_round(self, blocks: tuple[torch.Tensor, ...], op: str, deadline: Deadline) -> None:
         """Pass block r around the ring from rank r + 1; it ends, reduced, at rank r."""
-        rank, size = self._communicator.rank, self._communicator.world_size
+        rank, size = self.communicator.rank, self.communicator.world_size
         for step in range(1, size):
             mine = blocks[(rank - step - 1) % size]
             theirs = torch.empty_like(mine)
@@ -145,17 +146,17 @@ class DeviceAcross:
 
     def _gather_round(self, blocks: tuple[torch.Tensor, ...], deadline: Deadline) -> None:
         """Pass block r around the ring from rank r to all ranks."""
-        rank, size = self._communicator.rank, self._communicator.world_size
+        rank, size = self.communicator.rank, self.communicator.world_size
         for step in range(size - 1):
             self._exchange(blocks[(rank - step) % size], blocks[(rank - step - 1) % size], deadline)
 
     def _exchange(self, mine: torch.Tensor, theirs: torch.Tensor, deadline: Deadline) -> None:
         """Send to the next rank and receive from the previous one, after the work that is on the stream."""
-        self._lane.block(self._lane.mark())
-        rank, size = self._communicator.rank, self._communicator.world_size
+        self.lane.block(self.lane.mark())
+        rank, size = self.communicator.rank, self.communicator.world_size
         timeout_s = deadline.remaining_s()
-        sent = self._communicator.send_async(described(mine), to=(rank + 1) % size, timeout_s=timeout_s)
-        self._communicator.recv_async(described(theirs), source=(rank - 1) % size, timeout_s=timeout_s).wait()
+        sent = self.communicator.send_async(described(mine), to=(rank + 1) % size, timeout_s=timeout_s)
+        self.communicator.recv_async(described(theirs), source=(rank - 1) % size, timeout_s=timeout_s).wait()
         sent.wait()
 
 

@@ -504,11 +504,10 @@ class _OneCheckpoint:
         """Return False: torch must not choose this class by the name of a folder."""
         return False
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing."""
-
     def set_up(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the constructor has set everything up."""
+
+    reset = set_up
 
     def prepare_local_plan(self, plan: Any) -> Any:
         """Leave the planner's plan as it is."""

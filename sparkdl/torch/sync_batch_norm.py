@@ -109,7 +109,7 @@ class _Normalize(torch.autograd.Function):
         running: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> Any:
         wide = _widen(input)
-        axes = _all_but_channels(wide)
+        axes = [0, *range(2, wide.dim())]  # all but channels
         count, mean, variance = _joint_statistics(wide, axes, add_up, share)
         ctx.has_statistics = count > 1 or running is None
         if running is not None and count == 1:
@@ -132,7 +132,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         normalized, weight, scale = ctx.saved_tensors
         grad = _widen(grads[0])
-        axes = _all_but_channels(grad)
+        axes = [0, *range(2, grad.dim())]  # all but channels
         grad_bias, grad_weight = grad.sum(axes), (grad * normalized).sum(axes)
         centred = grad
         if ctx.has_statistics:  # the same on all ranks
@@ -171,10 +171,6 @@ def _joint_statistics(
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _all_but_channels(tensor: torch.Tensor) -> list[int]:
-    return [axis for axis in range(tensor.dim()) if axis != 1]
 
 
 def _along_channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

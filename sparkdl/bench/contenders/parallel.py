@@ -12,7 +12,7 @@ from sparkdl.collective import Communicator
 if TYPE_CHECKING:
     import torch
 
-    from sparkdl.parallel import Parallelism, RankLayout
+    from sparkdl.parallel import Parallelism
 
 MICROBATCHES = 4
 """Number of microbatches of the pipeline."""
@@ -110,10 +110,10 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 class _Step:
-    """Computes the loss of a module and its gradients."""
+    """Computes the loss of a module and its gradients; a divided module needs the group of its ranks for the loss."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: torch.nn.Module, group: Any = None) -> None:
+        self.module, self._group = module, group
 
     def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
         """Add the gradients of a batch to the present gradients, and return the mean loss."""
@@ -162,14 +162,12 @@ def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
     module = parallelize(make_decoder(size), layout)
     if kind == "FSDP2":
         return _Step(module)
-    return _ContextStep(module, layout) if kind == "CP" else _TensorStep(module, layout)
+    if kind == "CP":
+        return _ContextStep(module, layout.group("context"))
+    return _TensorStep(module, layout.group("tensor"))
 
 
 class _TensorStep(_Step):
-    def __init__(self, module: torch.nn.Module, layout: RankLayout) -> None:
-        super().__init__(module)
-        self._group = layout.group("tensor")
-
     def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
         from sparkdl.parallel import cross_entropy
 
@@ -179,10 +177,6 @@ class _TensorStep(_Step):
 
 
 class _ContextStep(_Step):
-    def __init__(self, module: torch.nn.Module, layout: RankLayout) -> None:
-        super().__init__(module)
-        self._group = layout.group("context")
-
     def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
         import torch
         from torch.nn.functional import cross_entropy

@@ -111,7 +111,7 @@ def _described(value: object) -> str:
     if isinstance(value, nn.Module):
         parts = [f"{name}: {of}" if name else of for name, of in described_modules(value).items()]
         # The buffers of a torch loss, such as class weights; those of other modules may be counters.
-        constants = dict(value.named_buffers()) if _is_of(value, "torch.nn.") else {}
+        constants = dict(value.named_buffers()) if type(value).__module__.startswith("torch.nn.") else {}
         return _short(", ".join([*parts, *_pairs(constants)]))
     options = getattr(type(value), "__dataclass_params__", None)
     if options is not None and options.frozen:
@@ -126,7 +126,7 @@ def _described(value: object) -> str:
 
 
 def _options(module: nn.Module) -> str:
-    if not _is_of(module, "torch.nn.", "torchmetrics."):
+    if not type(module).__module__.startswith(("torch.nn.", "torchmetrics.")):
         return _short(_ADDRESS.sub("", module.extra_repr()))
     plain = {
         name: value
@@ -134,10 +134,6 @@ def _options(module: nn.Module) -> str:
         if name != "training" and not name.startswith("_") and value is not None and is_plain(value)
     }
     return _listed(plain)
-
-
-def _is_of(module: nn.Module, *packages: str) -> bool:
-    return type(module).__module__.startswith(packages)
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -52,15 +52,11 @@ class Engine:
         """Notifies the engine's thread that there may be a request to run."""
         self._completed = threading.Condition(lock)
         """Notifies waiting threads that a request is done, or that no thread drives the engine."""
-        self._outstanding = Outstanding(self._completed)
-        self._agreement = Agreement(communicator, self._outstanding, make_stand_in)
+        self.outstanding = Outstanding(self._completed)
+        self._agreement = Agreement(communicator, self.outstanding, make_stand_in)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"horovod {communicator.name}", daemon=True)
         self._thread.start()
-
-    def next_number(self, prefix: str) -> int:
-        """Return the next number for requests without a name, which are thus matched in the order of submission."""
-        return self._outstanding.next_number(prefix)
 
     def submit(self, request: Request[Any], *, will_wait: bool = False) -> None:
         """Add a request, to be run after the outstanding ones.
@@ -73,7 +69,7 @@ class Engine:
             ValueError: if a request of this name is outstanding.
             HorovodInternalError: if the engine has failed or is closed.
         """
-        self._outstanding.add(request)
+        self.outstanding.add(request)
         if not will_wait:
             with self._submitted:
                 if not self._is_driven:
@@ -97,8 +93,8 @@ class Engine:
     def close(self) -> None:
         """Fail the outstanding requests, here and on the other ranks, and close the communicator."""
         shut_down = HorovodInternalError(_SHUT_DOWN)
-        self._outstanding.refuse_more(shut_down)
-        names = [request.description.name for request in self._outstanding.requests()]
+        self.outstanding.refuse_more(shut_down)
+        names = [request.description.name for request in self.outstanding.requests()]
         with self._submitted:
             self._closing.set()
             self._submitted.notify()
@@ -111,7 +107,7 @@ class Engine:
         with self._completed:
             self._completed.wait_for(lambda: not self._is_driven)
             self._is_driven = True
-        self._outstanding.fail(shut_down)
+        self.outstanding.fail(shut_down)
         self.communicator.close()
         self._leave()
         self._thread.join()
@@ -129,7 +125,7 @@ class Engine:
             self._leave()
 
     def _can_begin(self) -> bool:
-        return self._closing.is_set() or (len(self._outstanding) > 0 and not self._is_driven)
+        return self._closing.is_set() or (len(self.outstanding) > 0 and not self._is_driven)
 
     def _take_turn(self, request: Request[Any]) -> bool:
         """Wait until this thread may drive the engine; False if ``request`` is done first."""
@@ -151,7 +147,7 @@ class Engine:
         with self._submitted:
             self._is_driven = False
             self._completed.notify_all()
-            if len(self._outstanding) > 0:
+            if len(self.outstanding) > 0:
                 self._submitted.notify()
 
     def _drive(self, is_over: Callable[[], bool]) -> None:
@@ -172,4 +168,4 @@ class Engine:
             self.communicator.abort(f"rank {self.communicator.rank} failed: {type(error).__name__}: {error}")
         failure = HorovodInternalError(f"{_SHUT_DOWN} {error}")
         failure.__cause__ = error
-        self._outstanding.fail(failure)
+        self.outstanding.fail(failure)

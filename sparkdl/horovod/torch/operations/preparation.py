@@ -182,7 +182,7 @@ def name_of(engine: Engine, operation: str, name: str | None) -> str:
     If only this rank took a number, its next unnamed operation would not match that of the other ranks.
     """
     prefix = operation.lower()
-    return f"{prefix}.{name or f'noname.{engine.next_number(prefix)}'}"
+    return f"{prefix}.{name or f'noname.{engine.outstanding.next_number(prefix)}'}"
 
 
 def check_reducible(tensors: Sequence[torch.Tensor], op: int) -> None:

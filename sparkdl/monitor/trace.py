@@ -159,7 +159,7 @@ def profile_events(
     """
     # The profiler has the time of day; the two clocks are read together to convert it.
     to_monotonic = time.monotonic_ns() - time.time_ns()
-    base = int(content["baseTimeNanoseconds"]) + to_monotonic
+    base = int(content.get("baseTimeNanoseconds", 0)) + to_monotonic  # without it, times are since 1970
     own = os.getpid()
     gpus: set[int] = set()
     for event in content["traceEvents"]:

@@ -180,11 +180,6 @@ class Cluster:
     inside: Link
     between: Link
 
-    def __post_init__(self) -> None:
-        for name in ("hosts", "devices_per_host"):
-            if getattr(self, name) < 1:
-                raise ParamError(f"A cluster needs at least one of {name}, got {getattr(self, name)}.")
-
     @property
     def world_size(self) -> int:
         """Number of devices."""
@@ -233,6 +228,11 @@ def make_cluster(
                 "sparkdl.planner.Device."
             )
         device = DEVICES[device]
+    for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host)):
+        if number < 1:
+            raise ParamError(f"A cluster needs at least one of {name}, got {number}.")
+    if memory_gib is not None and not memory_gib > 0:
+        raise ParamError(f"The memory of a device must be above 0 GiB, got {memory_gib:g}.")
     if memory_gib is not None:
         device = replace(device, memory_bytes=memory_gib * GIB)
     inside = inside or INSIDE.get(device.name, "memory" if device.is_cpu else "pcie4")

@@ -215,7 +215,8 @@ def plan(
             other module.
         cluster: the cluster; see :func:`~sparkdl.planner.cluster.make_cluster`.
         batch: number of rows (sequences) of an update, over all ranks.
-        precision: ``"float32"`` or ``"bfloat16"``, as an estimator's Param ``precision``.
+        precision: key of :data:`~sparkdl.planner.shape.RECIPES`: ``"float32"`` or ``"bfloat16"``, as an estimator's
+            Param ``precision``, or ``"bfloat16-shards"``.
         sequence: number of positions of a row; that of the model if None.
         recipe: how numbers are held and sent, if not as in an estimator with ``precision``.
 
@@ -300,12 +301,10 @@ def _sizes(shape: ModelShape, cluster: Cluster, batch: int) -> Iterator[Parallel
         if world % (tensor * pipeline) or pipeline > shape.layers:
             continue
         for context in _divisors(world // tensor // pipeline):
-            if context > 1 and shape.sequence // context < _LEAST_POSITIONS:
-                continue
             rest = world // tensor // pipeline // context
+            if batch % rest or (context > 1 and shape.sequence // context < _LEAST_POSITIONS):
+                continue
             for shard in _divisors(rest):
-                if batch % rest:
-                    continue
                 sizes = Parallelism(
                     data=rest // shard,
                     shard=shard,

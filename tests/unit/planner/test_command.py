@@ -62,6 +62,8 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is no number of hosts"),
         (["llama-1b", "--batch", "8", "--device", "h900"], "There is no device 'h900'"),
         (["llama-1b", "--batch", "8", "--device", "cpu"], "add --measure"),
+        (["llama-1b", "--batch", "8", "--devices-per-host", "0"], "at least one of devices_per_host, got 0"),
+        (["llama-1b", "--batch", "8", "--memory", "-1"], "above 0 GiB, got -1"),
         (["llama-1b", "--batch", "8", "--top", "0"], "--top 0 is too few"),
         (["llama-1b", "--batch", "8", "--json", "/nowhere/plan.json"], "there is no such folder"),
         (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -146,11 +146,19 @@ def measure_link(ranks: int) -> Link:
     )
 
 
-def compare_here(*, ranks: int = 2, rows: int = 4, positions: int = 128) -> list[dict[str, Any]]:
+def compare_here(
+    models: Sequence[str] = ("23M", "100M"), *, ranks: int = 2, rows: int = 4, positions: int = 128
+) -> list[dict[str, Any]]:
     """Measure the steps of ``sparkdl bench parallel`` on this machine, and predict them from its layers and links.
 
+    Args:
+        models: keys of :data:`sparkdl.bench.contenders.parallel.MODELS`.
+        ranks: number of ranks.
+        rows: rows of a batch.
+        positions: positions of a row.
+
     Returns:
-        Rows like those of :func:`sparkdl.planner.published.compare`, of two decoders under five kinds of parallelism.
+        Rows like those of :func:`sparkdl.planner.published.compare`, of each model under five kinds of parallelism.
 
     Raises:
         RankError: if a rank failed.
@@ -160,7 +168,8 @@ def compare_here(*, ranks: int = 2, rows: int = 4, positions: int = 128) -> list
     found = []
     link = measure_link(ranks)
     recipe = RECIPES["float32"]
-    for name, size in MODELS.items():
+    for name in models:
+        size = MODELS[name]
         shape = DecoderShape(
             name=name,
             vocabulary=size.vocabulary,
@@ -183,8 +192,8 @@ def compare_here(*, ranks: int = 2, rows: int = 4, positions: int = 128) -> list
                     max_operations=1,
                 )
             ],
-            seconds=10.0,
-            num_rounds=3,
+            seconds=3.0,
+            num_rounds=2,
         )
         measured = hold(contest)[name]
         for kind in KINDS:

@@ -136,7 +136,7 @@ def test_published_runs_are_predicted_within_twenty_percent() -> None:
     assert {row["run"]: round(row["error"], 2) for row in rows if abs(row["error"]) > 0.2} == {}
 
 
-def test_of_two_published_layouts_of_a_job_the_faster_one_is_known() -> None:
+def test_of_two_published_ways_to_train_a_model_the_faster_one_is_known() -> None:
     predicted = {row["run"]: row["predicted"] for row in compare()}
     for faster, slower in (
         ("Llama 2 13B, A100", "Llama 2 13B, A100, selective"),

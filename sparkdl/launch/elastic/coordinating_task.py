@@ -1,8 +1,8 @@
 """An elastic launch whose tasks cannot reach the driver, as with a Connect client behind a firewall.
 
-A task of Spark, the *coordinating task*, then does what :mod:`.members` does on the driver otherwise. Each member is a
-plain task that offers its slot to it (:mod:`.offers`) and returns how its rank ended as rows. The driver starts these
-tasks, starts others in place of those that have ended, and fetches the values of the last world's ranks.
+A task of Spark, the *coordinating task*, then runs :mod:`.members` in place of the driver. Each member is a plain task
+that offers its slot to it (:mod:`.offers`), and returns how its rank ended as rows. The driver starts these tasks,
+starts others in place of those that have ended, and fetches the values of the last world's ranks.
 
 The driver learns the address of the coordinating task from a second task of the same barrier stage, which ends at once:
 a Connect server sends the rows of a task when that task has ended, while other tasks of the stage run. What ranks print
@@ -18,7 +18,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -34,16 +34,20 @@ from sparkdl.errors import (
     ParamError,
     ProcessesLostError,
     RankError,
+    SlotsMissingError,
     SparkdlError,
 )
 from sparkdl.launch.elastic.offers import Invitation, SlotOffer
+from sparkdl.launch.elastic.roster import PATIENT_S
+from sparkdl.launch.slots import check_cluster
 from sparkdl.launch.spark_job import ROW_SCHEMA, SparkJob, collect_within, task_function
 from sparkdl.launch.supervision import CANCEL_TIMEOUT_S, END_TIMEOUT_S, Listener, collect
 from sparkdl.launch.wire.channel import REACH_TIMEOUT_S, UNSENT_BYTES, RankMessage
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.rendezvous.addresses import LISTEN, Address, hosts_of_name, reachable_hosts
 from sparkdl.spark.failures import were_executors_lost
-from sparkdl.spark.jobs import named_jobs
+from sparkdl.spark.jobs import spark_job
+from sparkdl.spark.session import is_local, setting
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -60,8 +64,14 @@ _POLL_S = 0.1
 _PAUSE_S = 3.0
 """How long after the end of a member's task another one is started: the run may be over, and the others end as well."""
 
-_PATIENT_S = 1e6
-"""Seconds for which the task of a member may wait for a slot: it joins when there is one."""
+_HOPELESS_S = 4 * END_TIMEOUT_S
+"""How long too few members may run where others were refused: longer than the coordinating task takes to end a run."""
+
+_STORE_TIMEOUT_S = 600.0
+"""How long Spark may take to store the values of the ranks once the run is over."""
+
+_MOST_RECORD_BYTES = 32 << 20
+"""Most bytes of what ranks print and report: all of it passes through the memory of a Connect server at once."""
 
 _NAMING, _COORDINATING = 0, 1
 """The tasks of the coordinating task's stage: the first returns the address of the second."""
@@ -78,7 +88,7 @@ def can_reach_driver(spark: SparkSession, spec: LaunchSpec, host: str | Sequence
         host: address or addresses of this machine at which tasks are to reach it.
 
     Raises:
-        LaunchError: if the cluster does not run the task within the start timeout.
+        LaunchError: if the cluster does not run the task within the start timeout, or cannot run it.
     """
     secret = spec.secret
     with Coordinator(secret=secret, world_size=1, host=host) as coordinator:
@@ -89,7 +99,7 @@ def can_reach_driver(spark: SparkSession, spec: LaunchSpec, host: str | Sequence
                 RendezvousClient.connect(address, secret, timeout_s=REACH_TIMEOUT_S).close()
                 yield 0, "reached", 0, b""
 
-        with named_jobs(spark, "looking whether executors reach the driver"):
+        with spark_job(spark, "looking whether executors reach the driver"):
             rows = spark.range(0, 1, 1, 1).mapInArrow(task_function(try_to_connect), ROW_SCHEMA)
             return bool(collect_within(spark, rows, spec.start_timeout_s))
 
@@ -107,7 +117,7 @@ def run_members_from_task(
     """Run the function of a launch on ranks that come and go, coordinated by a task of Spark.
 
     The other arguments have the same meaning as those of :func:`~sparkdl.launch.elastic.members.run_members`, and the
-    errors are the same, too. All worlds use the folder of their checkpoints under the first name of ``leases``.
+    errors are the same, too. All worlds of one coordinating task use the folder of their checkpoints under one name.
 
     Args:
         spark: session of Spark Connect.
@@ -116,22 +126,18 @@ def run_members_from_task(
         resources: resources of each member's task, if they differ from the application's default.
         on_log: called with the number of a member and a line that it has printed.
         on_event: called with the number of a member and an event that it has reported.
-        leases: names under which successive worlds use the folder of their checkpoints.
+        leases: names under which the worlds of successive coordinating tasks use the folder of their checkpoints.
 
     Raises:
         ParamError: if a member has several ranks: these would need a barrier stage.
+        LaunchError: if executors are allocated dynamically, or members cannot join.
         ExecutorsLostError: if the coordinating task is lost more than ``limits.max_restarts`` times.
     """
-    if limits.is_barrier:
-        raise ParamError(
-            f"{limits.group_size} ranks share a copy of the model, and the executors cannot reach this machine, which "
-            f"such an elastic launch needs. Set {LISTEN} to an address, network or interface that they reach, or leave "
-            "elastic out."
-        )
+    _check(spark, spec, limits, resources)
     logger.warning(
-        "The executors cannot reach this machine. So a task coordinates the ranks, and takes a slot. What the ranks "
-        "print and report comes when the run is over, and if that task is lost, the run continues from its last "
-        "checkpoint. To have it otherwise, set %s to an address, network or interface that they reach.",
+        "The executors cannot reach this machine, so a task coordinates the ranks and takes a slot. What the ranks "
+        "print and report arrives when the run is over. If that task is lost, the run continues from its last "
+        "checkpoint. To avoid this, set %s to an address, network or interface that the executors reach.",
         LISTEN,
     )
     listener = Listener(on_log, on_event)
@@ -140,9 +146,8 @@ def run_members_from_task(
         try:
             with ExitStack() as stack:
                 coordinating = _CoordinatingJob(spark, spec, limits, lease)
-                stack.callback(lambda job: _end([job]), coordinating)
                 members = _MemberJobs(spark, spec, limits, resources)
-                stack.callback(lambda jobs: _end(jobs.values()), members.jobs)
+                stack.callback(lambda own, others: _end([*others.values(), own]), coordinating, members.jobs)
                 return _values(coordinating, members, listener)
         except _CoordinatingTaskLostError as error:
             if num_restarts == limits.max_restarts:
@@ -154,20 +159,61 @@ def run_members_from_task(
                 limits.max_restarts,
             )
         spec = replace(spec, job=f"sparkdl-{secrets.token_hex(8)}")
+        time.sleep(_PAUSE_S)
     raise AssertionError("it has returned or raised")
+
+
+def _check(
+    spark: SparkSession, spec: LaunchSpec, limits: ElasticLimits, resources: ResourceProfile | None
+) -> None:
+    """Refuse what a coordinating task cannot do.
+
+    Raises:
+        ParamError: if a member has several ranks.
+        LaunchError: if executors are allocated dynamically.
+        SlotsMissingError: if there are no slots for the minimum of ranks and the coordinating task.
+    """
+    remedy = f"Set {LISTEN} to an address, network or interface of this machine that executors reach"
+    if limits.is_barrier:
+        raise ParamError(
+            f"{limits.group_size} ranks share a copy of the model, and the executors cannot reach this machine, which "
+            f"such an elastic launch needs. {remedy}, or leave elastic out."
+        )
+    if setting(spark, "spark.dynamicAllocation.enabled").lower() == "true" and not is_local(spark):
+        raise LaunchError(
+            "The executors cannot reach this machine. A task that coordinates the ranks would need a barrier stage, "
+            f"which Spark does not run with dynamic allocation. {remedy}, or set spark.dynamicAllocation.enabled=false."
+        )
+    try:
+        check_cluster(
+            spark,
+            num_ranks=limits.least + 1,
+            gpus_per_rank=spec.gpus_per_rank,
+            resources=resources,
+            start_timeout_s=spec.start_timeout_s,
+        )
+    except SlotsMissingError as error:
+        raise SlotsMissingError(
+            f"The executors cannot reach this machine, so that a task coordinates the ranks and takes a slot. {error}"
+        ) from error
 
 
 def _values(coordinating: _CoordinatingJob, members: _MemberJobs, listener: Listener) -> list[Any]:
     """Supervise the jobs until the run is over, and return the values of its last world."""
     while coordinating.running:
         time.sleep(_POLL_S)
+        coordinating.check_start(2 * int(coordinating.tasks_run))
         if (address := coordinating.address) is not None:
             members.poll(address)
     coordinating.pass_on_records(listener)
     try:
         names = coordinating.names_of_jobs(listener)
+    except SlotsMissingError:
+        members.raise_refusal()
+        raise
     except RankError as error:
-        raise error from members.cause_of(error)
+        own = error if isinstance(error, ProcessesLostError) else members.as_raised(error)
+        raise own from own.__cause__
     return members.values(names, listener)
 
 
@@ -177,12 +223,18 @@ class _CoordinatingTaskLostError(ExecutorsLostError):
 
 def _end(jobs: Iterable[SparkJob]) -> None:
     """Cancel jobs that still run, and release the rows of all."""
-    for job in jobs:
-        try:
+    running = [job for job in jobs if job.running]
+    try:
+        for job in running:
+            job.cancel(timeout_s=0.0)
+        deadline = Deadline(CANCEL_TIMEOUT_S)
+        for job in running:
+            job.join(deadline.remaining_s())
+    finally:
+        for job in running:
             if job.running:
-                job.cancel(timeout_s=0.0)
-                job.cancel_in_background(lambda: None)
-        finally:
+                job.cancel_in_background()
+        for job in jobs:
             job.close()
 
 
@@ -192,13 +244,24 @@ class _CoordinatingJob(SparkJob):
     def __init__(self, spark: SparkSession, spec: LaunchSpec, limits: ElasticLimits, lease: str) -> None:
         self._rows: list[Row] = []
         self._limits = spec.limits
-        own = replace(limits, own=0)
-        function = task_function(lambda: _rows_of_coordination(spec, own, lease))
+        # The ranks get the function from their own tasks.
+        without_payload, own = replace(spec, payload=b""), replace(limits, own=0)
+        function = task_function(lambda: _rows_of_coordination(without_payload, own, lease))
         super().__init__(spark, replace(spec, num_ranks=2), function=function)
 
     def _run_stage(self, rows: DataFrame) -> None:
         for row in rows.toLocalIterator():
             self._rows.append(row)
+
+    def check_start(self, num_started: int) -> None:
+        """See :class:`~sparkdl.launch.stage.Stage`."""
+        try:
+            super().check_start(num_started)
+        except SlotsMissingError as error:
+            raise SlotsMissingError(
+                f"The task that coordinates the ranks had not started after {self._spec.start_timeout_s:g} s. It needs "
+                "two free slots to start, and keeps one. Other jobs hold the slots, or executors are missing."
+            ) from error
 
     @property
     def address(self) -> Address | None:
@@ -226,13 +289,13 @@ class _CoordinatingJob(SparkJob):
             SparkdlError: if something else has ended the run.
         """
         try:
-            _, outcome = collect(self, [], listener.log, self._limits)
+            _, (outcome, cause) = collect(self, [], listener.log, self._limits)
         except ExecutorsLostError as error:
             raise _CoordinatingTaskLostError(
                 "The task that coordinates the ranks was lost, and all ranks were ended."
             ) from error
         if isinstance(outcome, SparkdlError):
-            raise outcome
+            raise outcome from cause
         names: list[str | None] = outcome
         return names
 
@@ -249,7 +312,7 @@ class _CoordinatingJob(SparkJob):
 
 
 class _MemberJobs:
-    """The jobs of the members' tasks.
+    """The jobs of the members' tasks. The coordinating task counts losses; here tasks are started again for it.
 
     Attributes:
         jobs: the jobs by their names, also those that have ended.
@@ -260,7 +323,8 @@ class _MemberJobs:
     ) -> None:
         self.jobs: dict[str, SparkJob] = {}
         self._spark, self._spec, self._limits, self._resources = spark, spec, limits, resources
-        self._ended: list[str] = []
+        self._running: set[str] = set()
+        self._refused: SparkJob | None = None
         self._start_from = time.monotonic()
         self._hopeless_by: Deadline | None = None
 
@@ -272,42 +336,43 @@ class _MemberJobs:
 
         Raises:
             LaunchError: if Spark cannot run the tasks, or they do not reach the coordinating task.
-            ProcessesLostError: if more tasks have ended than may be started again, and too few are left.
         """
-        running = [job for job in self.jobs.values() if job.running]
-        for job in running:
-            job.check_start(int(job.tasks_run))
-        for name, job in self.jobs.items():
-            if not job.running and name not in self._ended:
-                self._ended.append(name)
-                self._start_from = time.monotonic() + _PAUSE_S
-        is_refused = any(
-            (error := self.jobs[name].error) is not None and not were_executors_lost(error)
-            for name in self._ended
-        )
-        if len(self._ended) <= self._limits.max_restarts and not is_refused:
+        for name in list(self._running):
+            job = self.jobs[name]
+            if job.running:
+                job.check_start(int(job.tasks_run))
+                continue
+            self._running.discard(name)
+            self._start_from = time.monotonic() + _PAUSE_S
+            if job.error is not None and not were_executors_lost(job.error):
+                self._refused = job
+        if self._refused is None:
             if time.monotonic() >= self._start_from:
-                for _ in range(self._limits.most - len(running)):
+                for _ in range(self._limits.most - len(self._running)):
                     self._start(address)
-        elif is_refused or len(running) < self._limits.least:
-            # Unless the run is over, and the coordinating task ends in this moment.
-            self._hopeless_by = self._hopeless_by or Deadline(END_TIMEOUT_S)
+        elif len(self._running) >= self._limits.least:
+            self._hopeless_by = None
+        else:
+            # Tasks that start while the run ends are refused, too. The coordinating task then ends soon.
+            self._hopeless_by = self._hopeless_by or Deadline(_HOPELESS_S)
             if self._hopeless_by.expired:
-                self._raise()
+                self.raise_refusal()
 
-    def _raise(self) -> None:
-        for name in reversed(self._ended):
-            collect(self.jobs[name], [], lambda *_: None, self._spec.limits)
-        raise ExecutorsLostError(
-            f"{len(self._ended)} tasks of ranks have ended, more than may be started again (maxRestarts, max_restarts: "
-            f"{self._limits.max_restarts}), and too few are left."
-        )
+    def raise_refusal(self) -> None:
+        """Raise why a task could not take part; do nothing if none was refused.
+
+        Raises:
+            LaunchError: if one was.
+        """
+        if self._refused is not None:
+            collect(self._refused, [], lambda *_: None, self._spec.limits)
 
     def _start(self, address: Address) -> None:
         name = f"sparkdl-{secrets.token_hex(8)}"
-        spec = replace(self._spec, job=name, num_ranks=1, roster=address, start_timeout_s=_PATIENT_S)
+        spec = replace(self._spec, job=name, num_ranks=1, roster=address, start_timeout_s=PATIENT_S)
         function = task_function(lambda: _rows_of_member(spec))
         self.jobs[name] = SparkJob(self._spark, spec, self._resources, function)
+        self._running.add(name)
 
     def values(self, names: Sequence[str | None], listener: Listener) -> list[Any]:
         """Return the values of the ranks of the last world.
@@ -315,43 +380,52 @@ class _MemberJobs:
         Args:
             names: name of the job of each rank; None for a lost one, whose value is None.
             listener: receives lines that came too late for the coordinating task.
+
+        Raises:
+            LaunchError: if Spark does not store the value of rank 0 in time.
+            RankError: if rank 0 was lost at the end.
         """
-        _end(job for name, job in self.jobs.items() if name not in names)
-        self._wait(name for name in names if name is not None)
+        _end([job for name, job in self.jobs.items() if name not in names])
+        deadline = Deadline(_STORE_TIMEOUT_S)
         values: list[Any] = []
         for rank, name in enumerate(names):
             value = None
             if name is not None:
+                job = self.jobs[name]
+                job.join(deadline.remaining_s())
                 try:
-                    (value,) = collect(self.jobs[name], [], listener.log, self._spec.limits)
-                except (ProcessesLostError, RankError) as error:
+                    if job.running:
+                        raise LaunchError(
+                            f"The function has returned on rank {rank}, and Spark has not stored its value within "
+                            f"{_STORE_TIMEOUT_S:g} s. Return less, or write it to a file."
+                        )
+                    (value,) = collect(job, [], listener.log, self._spec.limits)
+                except (LaunchError, ProcessesLostError, RankError) as error:
                     if rank == 0:
                         raise
                     logger.warning("Rank %d ended after rank 0 had returned: %s", rank, error)
             values.append(value)
         return values
 
-    def cause_of(self, error: RankError) -> BaseException | None:
-        """The exception of a rank's code that has ended the run; None if it was no exception."""
-        if isinstance(error, ProcessesLostError):
-            return None
-        self._wait(self.jobs)
+    def as_raised(self, error: RankError) -> RankError:
+        """The error that ended the run as the rank's own task returned it: with the exception of its code as cause."""
+        deadline = Deadline(END_TIMEOUT_S)
         for job in self.jobs.values():
-            if job.running:
-                continue
+            job.join(deadline.remaining_s())
             try:
-                collect(job, [], lambda *_: None, self._spec.limits)
+                if not job.running and any(kind == "failure" for _, kind, _ in job.outcomes()):
+                    collect(job, [], lambda *_: None, self._spec.limits)
             except RankError as own:
                 if own.traceback_text == error.traceback_text:
-                    return own.__cause__
-            except LaunchError:
-                pass  # of another member, which was lost
-        return None
-
-    def _wait(self, names: Iterable[str]) -> None:
-        deadline = Deadline(CANCEL_TIMEOUT_S)
-        while any(self.jobs[name].running for name in names) and not deadline.expired:
-            time.sleep(_POLL_S)
+                    text = str(own).replace(f"Rank {own.rank} ", f"Rank {error.rank} ", 1)
+                    renumbered = type(own)(
+                        text, rank=error.rank, host=own.host, traceback_text=own.traceback_text
+                    )
+                    renumbered.__cause__ = own.__cause__
+                    return renumbered
+            except Exception:  # of Spark, or of a value that cannot be unpickled
+                logger.debug("The failure of a member cannot be fetched.", exc_info=True)
+        return error
 
 
 def _rows_of_coordination(spec: LaunchSpec, limits: ElasticLimits, lease: str) -> Iterator[_TaskRow]:
@@ -359,36 +433,49 @@ def _rows_of_coordination(spec: LaunchSpec, limits: ElasticLimits, lease: str) -
     from pyspark import BarrierTaskContext
 
     from sparkdl.launch.elastic.members import run_members
+    from sparkdl.launch.task.barrier_task import spark_task
 
-    context = BarrierTaskContext.get()
-    task = context.partitionId()
-    if task == _NAMING:
-        yield task, "address", 0, context.allGather()[_COORDINATING].encode()
-        yield task, "result", 0, pickle.dumps(None)
+    task = spark_task(BarrierTaskContext.get())
+    if task.rank == _NAMING:
+        yield task.rank, "address", 0, task.all_gather("")[_COORDINATING].encode()
+        yield task.rank, "result", 0, pickle.dumps(None)
         return
-    own = context.getTaskInfos()[task].address.rpartition(":")[0].strip("[]")
+    has_announced = False
 
-    def announce(invitation: Invitation) -> None:
-        context.allGather(invitation.coordinator.to_bytes().decode())
+    def announce(address: str) -> None:
+        nonlocal has_announced
+        has_announced = True
+        task.all_gather(address)
 
     with _Records() as records:
         outcome: list[Any] | SparkdlError
+        cause: BaseException | None = None
         try:
             outcome = run_members(
                 _start_nothing,
                 spec,
                 limits,
-                host=reachable_hosts(hosts_of_name(own)),
+                host=reachable_hosts(hosts_of_name(task.hosts[0])),
                 on_log=lambda member, line: records.add(rank=member, line=line),
                 on_event=lambda member, event: records.add(rank=member, event=event),
                 leases=repeat(lease),
-                on_open=announce,
+                on_open=lambda invitation: announce(invitation.coordinator.to_bytes().decode()),
             )
         except SparkdlError as error:
-            outcome = error
+            outcome, cause = error, error.__cause__
+        finally:
+            if not has_announced:  # the other task waits for it
+                announce("")
         for number, chunk in enumerate(records.chunks()):
-            yield task, "records", number, chunk
-    yield task, "result", 0, pickle.dumps(outcome)
+            yield task.rank, "records", number, chunk
+    yield task.rank, "result", 0, _pickle_outcome(outcome, cause)
+
+
+def _pickle_outcome(outcome: list[Any] | SparkdlError, cause: BaseException | None) -> bytes:
+    try:
+        return pickle.dumps((outcome, cause))
+    except Exception:  # of the cause, which may be an exception of any library
+        return pickle.dumps((outcome, None))
 
 
 def _start_nothing(spec: LaunchSpec, slot: int) -> Stage:
@@ -396,12 +483,18 @@ def _start_nothing(spec: LaunchSpec, slot: int) -> Stage:
 
 
 class _Records(logging.Handler):
-    """What ranks print and report, and what this package logs while the block runs, as lines of JSON in a file."""
+    """What ranks print and report, and what this package logs while the block runs, as lines of JSON.
+
+    If they take more than :data:`_MOST_RECORD_BYTES`, the first lines that ranks have printed are left out.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._file = tempfile.SpooledTemporaryFile(max_size=UNSENT_BYTES)  # noqa: SIM115 - closed by the block
         self._writing = threading.Lock()
+        self._lines: deque[tuple[int, bytes]] = deque()
+        self._others: list[tuple[int, bytes]] = []
+        self._numbers = count()
+        self._num_bytes = self._num_dropped = 0
         self._logger = logging.getLogger("sparkdl")
 
     def __enter__(self) -> _Records:
@@ -410,22 +503,39 @@ class _Records(logging.Handler):
 
     def __exit__(self, *_: object) -> None:
         self._logger.removeHandler(self)
-        self._file.close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.add(logger=record.name, level=record.levelno, text=record.getMessage())
+        try:
+            self.add(logger=record.name, level=record.levelno, text=record.getMessage())
+        except Exception:
+            self.handleError(record)
 
     def add(self, **fields: Any) -> None:
+        text = json.dumps(fields).encode() + b"\n"
         with self._writing:
-            self._file.write(json.dumps(fields).encode() + b"\n")
+            (self._lines if "line" in fields else self._others).append((next(self._numbers), text))
+            self._num_bytes += len(text)
+            while self._num_bytes > _MOST_RECORD_BYTES and self._lines:
+                self._num_bytes -= len(self._lines.popleft()[1])
+                self._num_dropped += 1
 
     def chunks(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        yield from iter(partial(self._file.read, CHUNK_BYTES), b"")
+        if self._num_dropped:
+            logger.warning(
+                "The ranks have printed more than %d MiB. The first %d lines are left out.",
+                _MOST_RECORD_BYTES >> 20,
+                self._num_dropped,
+            )
+        whole = b"".join(text for _, text in sorted([*self._lines, *self._others]))
+        for start in range(0, len(whole), CHUNK_BYTES):
+            yield whole[start : start + CHUNK_BYTES]
 
 
 def _rows_of_member(spec: LaunchSpec) -> Iterator[_TaskRow]:
-    """Offer the slot of this task to the coordinating task, and return how the member in it has ended."""
+    """Offer the slot of this task to the coordinating task, and return how the member in it has ended.
+
+    If Spark runs the task again, as after the loss of its executor, that is another member.
+    """
     from pyspark import TaskContext
 
     from sparkdl.launch.local_stage import LocalStage
@@ -434,13 +544,12 @@ def _rows_of_member(spec: LaunchSpec) -> Iterator[_TaskRow]:
     context = TaskContext.get()
     assert context is not None, "a task calls this"
     assert spec.roster is not None, "the address of the coordinating task"
-    if context.attemptNumber() > 0:
-        return  # Spark runs a lost task again; the driver starts another one, too, and counts it
     task, stages = plain_task(context), list[LocalStage]()
 
     def start(of_member: LaunchSpec, _slot: int) -> LocalStage:
         own = replace(
             of_member,
+            payload=spec.payload,
             environment=spec.environment,
             num_threads=threads_of_task(spec.num_threads, task.cpus),
         )
@@ -448,8 +557,12 @@ def _rows_of_member(spec: LaunchSpec) -> Iterator[_TaskRow]:
         return stages[-1]
 
     invitation = Invitation(coordinator=spec.roster, secret=spec.secret)
-    SlotOffer(invitation, start, num_slots=1, max_restarts=None, label=spec.job).run()
+    SlotOffer(invitation, start, num_slots=1, max_restarts=0, ends_with_members=True, label=spec.job).run()
     for stage in stages:
+        if stage.running:
+            raise LaunchError(
+                "A rank has not ended after its run was over, and its process is ended with this one."
+            )
         for rank, kind, num_chunks in stage.outcomes():
             with tempfile.SpooledTemporaryFile(max_size=UNSENT_BYTES) as file:
                 stage.fetch(rank, kind, num_chunks, file)

@@ -1,7 +1,7 @@
 """Starts and supervises the members of an elastic launch, and returns the values of the last world's ranks.
 
-Runs on the *driver*. Each member is a launch of one rank: its stage, its channel and its supervision are those of any
-other launch. Lost members are started again; a rank whose code raises ends all of them.
+Runs on the *driver*, or in the coordinating task. Each member is a launch of one rank: its stage, its channel and its
+supervision are those of any other launch. Lost members are started again; a rank whose code raises ends all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sparkdl.errors import (
     SparkdlError,
 )
 from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots
-from sparkdl.launch.elastic.roster import ElasticLimits, Roster
+from sparkdl.launch.elastic.roster import PATIENT_S, ElasticLimits, Roster
 from sparkdl.launch.failures import rank_error
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import HangWatch
@@ -50,9 +50,6 @@ _POLL_S = 0.05
 _LOOK_EVERY_S = 1.0
 _BREAK_UP_S = 2.0
 """How long the ranks have to end by themselves when the run is over; others are ended then."""
-
-_PATIENT = 1e6
-"""Seconds for which a member may wait for a slot: it joins when there is one."""
 
 
 @dataclass
@@ -235,7 +232,15 @@ class _Run:
     def _slots(self) -> list[int]:
         """The slots in which members may be started: first those of the launch's own, then those that others offer."""
         may_start = self._num_losses <= self._limits.max_restarts
-        return [*(range(self._own) if may_start else ()), *self._offers.offer_of]
+        own = range(self._own) if may_start else ()
+        return [*own, *(self._offers.offer_of if self._own or may_start else ())]
+
+    def _is_counted(self, slot: int) -> bool:
+        """Whether losses in a slot are counted: unless others offer it, who may come and go as often as they like.
+
+        Without slots of its own, a launch depends on those that others offer.
+        """
+        return slot < self._own or not self._own
 
     def _let_go(self) -> None:
         """Have the members leave whose slots are to go: those that others offered, or Spark decommissions."""
@@ -246,7 +251,7 @@ class _Run:
                 continue
             if number in self._roster.released:
                 member.is_given_up = True
-                self._num_losses += member.slot < self._own  # so that replacements have an end
+                self._num_losses += self._is_counted(member.slot)  # so that replacements have an end
                 member.supervision.cancel(StopReason("it leaves the run"))
             elif is_time and member.supervision.stage.is_to_leave:
                 self._roster.let_go(number)
@@ -259,7 +264,7 @@ class _Run:
             job=f"sparkdl-{secrets.token_hex(8)}",
             driver=channel.address,
             member=number,
-            start_timeout_s=_PATIENT,
+            start_timeout_s=PATIENT_S,
         )
         supervision = Supervision(
             lambda: self._stage(spec, slot, channel),
@@ -330,12 +335,9 @@ class _Run:
         self._roster.lose(number)
 
     def _count_loss(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
-        """Count a lost member; of those that ended because another one was lost, one for each world.
-
-        Members in slots that others offer are not counted: these may come and go as often as they like.
-        """
+        """Count a lost member; of those that ended because another one was lost, one for each world."""
         self._last_loss = error
-        if self._members[number].slot >= self._own:
+        if not self._is_counted(self._members[number].slot):
             return
         world = 0 if self._roster.world is None else self._roster.world.number
         if is_cause or self._world_of_loss != world:

@@ -279,8 +279,8 @@ class SlotOffer:
         invitation: invitation of the launch.
         make_stage: function that starts the task of a member by its spec, in one of the slots.
         num_slots: number of slots.
-        max_restarts: how many members are started in place of those that have ended; the offer ends with its first
-            member when None.
+        max_restarts: how many members are started in place of those that have ended.
+        ends_with_members: whether the offer ends when a member in it has ended.
         label: what stands for the values of the ranks here, for who began the launch.
     """
 
@@ -290,12 +290,13 @@ class SlotOffer:
         make_stage: MakeStage,
         *,
         num_slots: int,
-        max_restarts: int | None,
+        max_restarts: int,
+        ends_with_members: bool = False,
         label: str | None = None,
     ) -> None:
         self._invitation, self._make_stage, self._label = invitation, make_stage, label
-        self._ends_with_member = max_restarts is None
-        self._num_slots, self._starts_left = num_slots, num_slots + (max_restarts or 0)
+        self._ends_with_members = ends_with_members
+        self._num_slots, self._starts_left = num_slots, num_slots + max_restarts
         self._stages: dict[int, Stage] = {}
         self._is_leaving = False
 
@@ -314,8 +315,8 @@ class SlotOffer:
             client = RendezvousClient.connect(address, self._invitation.secret, timeout_s=CONNECT_TIMEOUT_S)
         except OSError as error:
             raise LaunchError(
-                f"The run at {address} cannot be reached: {error}. It may have ended. To join from another "
-                "machine, begin it with SPARKDL_LISTEN and an address, network or interface that this machine reaches."
+                f"The run at {address} cannot be reached: {error}. It may have ended. If it runs on another "
+                "machine, SPARKDL_LISTEN there has to name an address, network or interface that this machine reaches."
             ) from error
         with client:
             try:
@@ -372,7 +373,7 @@ class SlotOffer:
                 error = "" if stage.error is None else f"{type(stage.error).__name__}: {stage.error}"
                 message = _Message(kind="ended", member=member, error=error)
                 rendezvous.post(_OFFERS, message.to_json())
-                self._is_leaving |= self._ends_with_member
+                self._is_leaving |= self._ends_with_members
 
 
 def _take_start(rendezvous: Rendezvous, key: str) -> bytes | None:

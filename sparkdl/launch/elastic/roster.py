@@ -1,4 +1,4 @@
-"""The roster of an elastic launch: which members there are, and who forms the next world. Runs on the *driver*.
+"""The roster of an elastic launch: which members there are, and who forms the next world.
 
 A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Its members then
 arrive here, one after the other, as each notices it; the next world begins when all that are left have arrived, with
@@ -36,6 +36,9 @@ MAX_RESTARTS = 100
 SETTLE_S = 10.0
 """How long the first world, and one without any member of the world before, wait for more members once they have
 enough."""
+
+PATIENT_S = 1e6
+"""Seconds for which a member may wait for a slot: it joins when there is one."""
 
 _LONGEST_PAUSE_S = 30.0
 

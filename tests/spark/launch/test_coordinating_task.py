@@ -45,7 +45,7 @@ def test_a_run_that_loses_a_rank_continues_with_the_others(ended: tuple[dict[str
     outcomes, log = ended
     assert outcomes["kill"], "a value of each rank of the last world"
     assert [value["total"] for value in outcomes["kill"]] == [STEPS] * outcomes["kill"][0]["size"]
-    assert "The executors cannot reach this machine. So a task coordinates the ranks" in log
+    assert "The executors cannot reach this machine, so a task coordinates the ranks" in log
     assert "without member 1" in log
     assert f"ends with {STEPS}" in log
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkdl.planner.memory import Part, is_sharded, parameters_of, parts_of_ranks
+from sparkdl.planner.memory import StagePart, is_sharded, parameters_of, parts_of_ranks
 
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
@@ -173,7 +173,7 @@ def _in_microbatches(step: StepTime) -> float:
 def _of_part(
     numbers: RankNumbers,
     cluster: Cluster,
-    part: Part,
+    part: StagePart,
     sizes: Parallelism,
     rows: float,
     microbatches: int,
@@ -262,7 +262,7 @@ def _replicas(
     overlap: _Overlap,
     numbers: RankNumbers,
     cluster: Cluster,
-    part: Part,
+    part: StagePart,
     sizes: Parallelism,
     microbatches: int,
     recipe: Recipe,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StagePart:
     """The part of a model that a rank has.
 
     Attributes:
@@ -66,7 +66,7 @@ class RankMemory:
 
 def parts_of_ranks(
     shape: ModelShape, numbers: RankNumbers, sizes: Parallelism, recipe: Recipe
-) -> Sequence[tuple[Part, int]]:
+) -> Sequence[tuple[StagePart, int]]:
     """Return the different parts of the ranks of a pipeline, cut as :func:`sparkdl.parallel.cut` cuts.
 
     Returns:
@@ -96,26 +96,26 @@ def _parts(
     per_rank: int,
     schedule: str,
     given: tuple[int, ...] | None,
-) -> Sequence[tuple[Part, int]]:
+) -> Sequence[tuple[StagePart, int]]:
     if ranks == 1:
-        return ((Part(rank=0, layers=layers, stages=1, has_first=True, has_last=True), 1),)
+        return ((StagePart(rank=0, layers=layers, stages=1, has_first=True, has_last=True), 1),)
     costs = [1.0] * layers
     costs[0] += before
     costs[-1] += after
     first = balance(costs, ranks * per_rank)
     blocks = given or [end - start for start, end in itertools.pairwise(first)]
-    found: dict[tuple[int, bool, bool], tuple[Part, int]] = {}
+    found: dict[tuple[int, bool, bool], tuple[StagePart, int]] = {}
     for rank in range(ranks):
         in_turn = [rank + number * ranks for number in range(per_rank)]
         own = stages_of_rank(schedule, rank, ranks) if schedule else in_turn
         key = sum(blocks[number] for number in own), 0 in own, ranks * per_rank - 1 in own
-        part = Part(rank=rank, layers=key[0], stages=per_rank, has_first=key[1], has_last=key[2])
+        part = StagePart(rank=rank, layers=key[0], stages=per_rank, has_first=key[1], has_last=key[2])
         earlier, count = found.get(key, (part, 0))
         found[key] = earlier, count + 1
     return tuple(found.values())
 
 
-def parameters_of(numbers: RankNumbers, part: Part) -> int:
+def parameters_of(numbers: RankNumbers, part: StagePart) -> int:
     """Return the number of parameters of a rank's part, before it is sharded."""
     number = part.layers * numbers.block + (numbers.before if part.has_first else 0)
     return number + (numbers.after if part.has_last else 0)
@@ -128,7 +128,7 @@ def is_sharded(sizes: Parallelism) -> bool:
     return replicas > 1 and is_divided
 
 
-def in_flight(part: Part, sizes: Parallelism, microbatches: int) -> float:
+def in_flight(part: StagePart, sizes: Parallelism, microbatches: int) -> float:
     """Number of microbatches whose activations a rank holds at once, as a share of all of its stages.
 
     With 1F1B, the first of p ranks holds p microbatches; with its interleaved form (v stages on each rank), 1 +
@@ -175,7 +175,7 @@ def memory_of(
 
 
 def _of_part(
-    numbers: RankNumbers, part: Part, sizes: Parallelism, rows: float, microbatches: int, recipe: Recipe
+    numbers: RankNumbers, part: StagePart, sizes: Parallelism, rows: float, microbatches: int, recipe: Recipe
 ) -> RankMemory:
     number, shards = parameters_of(numbers, part), sizes.shard * sizes.context
     replicas = (sizes.data or 1) if recipe.divides_optimizer else 1

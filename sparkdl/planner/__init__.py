@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.planner.cluster import DEVICES, LINKS, Cluster, Device, Link, make_cluster
-from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, Recipe
+from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, TrainingRecipe
 
 if TYPE_CHECKING:
     from sparkdl.planner.counting import count
@@ -30,7 +30,7 @@ __all__ = [
     "Link",
     "ModelShape",
     "Plan",
-    "Recipe",
+    "TrainingRecipe",
     "count",
     "make_cluster",
     "plan",

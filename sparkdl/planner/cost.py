@@ -15,7 +15,7 @@ from sparkdl.planner.memory import StagePart, is_sharded, parameters_of, parts_o
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
     from sparkdl.planner.cluster import Cluster, Device, Group, Link
-    from sparkdl.planner.shape import ModelShape, RankNumbers, Recipe
+    from sparkdl.planner.shape import ModelShape, RankNumbers, TrainingRecipe
 
 ATTENTION_BACKWARD = 2.5
 """Products of attention in a backward pass, five, as a multiple of the two of a forward pass (Dao 2023)."""
@@ -95,7 +95,7 @@ _NOTHING = _Arithmetic(0.0, 0.0, 0.0)
 
 
 def _arithmetic(
-    numbers: RankNumbers, rows: float, device: Device, recipe: Recipe, *, is_block: bool
+    numbers: RankNumbers, rows: float, device: Device, recipe: TrainingRecipe, *, is_block: bool
 ) -> tuple[_Arithmetic, _Arithmetic]:
     """Return the time of a forward pass and of its backward pass, in which each product becomes two."""
     rate = device.float32_rate if recipe.compute_bytes == 4 else device.rate
@@ -138,7 +138,7 @@ def step_time(
     *,
     rows: float,
     microbatches: int,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     recomputed: float | None = None,
 ) -> StepTime:
     """Return the time of a step.
@@ -177,7 +177,7 @@ def _of_part(
     sizes: Parallelism,
     rows: float,
     microbatches: int,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     recomputed: float,
 ) -> StepTime:
     device, layers = cluster.device, part.layers
@@ -236,7 +236,7 @@ def _context_s(
     cluster: Cluster,
     sizes: Parallelism,
     rows: float,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     attention: float,
 ) -> tuple[float, float]:
     """Seconds that sharing sequences costs a block, forward and backward, as far as attention does not hide it."""
@@ -265,7 +265,7 @@ def _replicas(
     part: StagePart,
     sizes: Parallelism,
     microbatches: int,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     beside: tuple[float, float],
 ) -> None:
     """Add the communication of ranks that train on different rows.

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel import blocks_of
-from sparkdl.planner.shape import DecoderShape, ModelShape, RankNumbers, Recipe, shape_of_config
+from sparkdl.planner.shape import DecoderShape, ModelShape, RankNumbers, TrainingRecipe, shape_of_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +97,7 @@ class CountedShape(ModelShape):
         """Number of parameters of the whole module."""
         return self.layers * self.block + self.outside
 
-    def on_rank(self, sizes: Parallelism, recipe: Recipe, *, is_fused: bool = True) -> RankNumbers:  # noqa: ARG002
+    def on_rank(self, sizes: Parallelism, recipe: TrainingRecipe, *, is_fused: bool = True) -> RankNumbers:  # noqa: ARG002
         """Return the numbers of the module; the operations of a block count as one matrix product."""
         smaller = recipe.compute_bytes / recipe.weight_bytes
         return RankNumbers(

@@ -20,7 +20,7 @@ from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches
 from sparkdl.planner.cluster import GIB, USABLE, Cluster
 from sparkdl.planner.cost import StepTime, step_time
 from sparkdl.planner.memory import RankMemory, memory_of
-from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, Recipe
+from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, TrainingRecipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -205,7 +205,7 @@ def plan(
     batch: int,
     precision: str = "bfloat16",
     sequence: int | None = None,
-    recipe: Recipe | None = None,
+    recipe: TrainingRecipe | None = None,
 ) -> Plan:
     """Return the layouts of a model on a cluster, the fastest first.
 
@@ -249,7 +249,7 @@ def _shape_of(model: ModelShape | nn.Module | str, sequence: int | None) -> Mode
     return shape_of_module(model, sequence=sequence)
 
 
-def _layouts(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe) -> Plan:
+def _layouts(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe) -> Plan:
     best: list[Layout] = []
     num_unfit = 0
     for sizes in _sizes(shape, cluster, batch):
@@ -269,7 +269,7 @@ def _preference(layout: Layout) -> float:
 
 
 def _best_of(
-    shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe, sizes: Parallelism
+    shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe, sizes: Parallelism
 ) -> Layout | None:
     """The fastest options of sizes; None if none fits."""
     best: Layout | None = None
@@ -353,7 +353,7 @@ def _estimated(
     shape: ModelShape,
     cluster: Cluster,
     batch: int,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     sizes: Parallelism,
     rows: int,
     passes: int,
@@ -379,13 +379,13 @@ def _estimated(
 
 
 def _memory(
-    shape: ModelShape, cluster: Cluster, recipe: Recipe, sizes: Parallelism, rows: int, passes: int
+    shape: ModelShape, cluster: Cluster, recipe: TrainingRecipe, sizes: Parallelism, rows: int, passes: int
 ) -> RankMemory:
     is_fused = not cluster.device.is_cpu
     return memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=recipe, is_fused=is_fused)
 
 
-def _fits(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe) -> bool:
+def _fits(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe) -> bool:
     """Whether any layout fits, with as few rows in a pass as it can have."""
     return any(
         _memory(shape, cluster, recipe, options, *passes_of[-1]).total <= USABLE * cluster.device.memory_bytes
@@ -395,7 +395,7 @@ def _fits(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe) -> bo
     )
 
 
-def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: Recipe, found: Plan) -> str:
+def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe, found: Plan) -> str:
     size = f"{shape.name} with {shape.parameters / 1e9:.3g} billion parameters"
     if not found.num_unfit:
         return (

@@ -18,7 +18,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import DEVICES, GIB, Cluster, Device, Link, make_cluster
 from sparkdl.planner.cost import step_time
-from sparkdl.planner.shape import RECIPES, DecoderShape, Recipe, shape_from_text
+from sparkdl.planner.shape import RECIPES, DecoderShape, TrainingRecipe, shape_from_text
 
 _SECONDS = 0.4
 _POSITIONS = 1024
@@ -69,7 +69,7 @@ def measured_cluster(
     )
 
 
-def measure_device(shape: DecoderShape, recipe: Recipe, *, ranks: int, rows: int = 1) -> Device:
+def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, rows: int = 1) -> Device:
     """Measure the device of this machine with the layers of a model, while ``ranks`` ranks compute.
 
     Products, attention and the optimizer are measured by themselves; what a whole block takes longer is the time of its

@@ -18,7 +18,7 @@ from sparkdl.parallel.pipeline.schedules import SCHEDULES, stages_of_rank
 
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
-    from sparkdl.planner.shape import ModelShape, RankNumbers, Recipe
+    from sparkdl.planner.shape import ModelShape, RankNumbers, TrainingRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class RankMemory:
 
 
 def parts_of_ranks(
-    shape: ModelShape, numbers: RankNumbers, sizes: Parallelism, recipe: Recipe
+    shape: ModelShape, numbers: RankNumbers, sizes: Parallelism, recipe: TrainingRecipe
 ) -> Sequence[tuple[StagePart, int]]:
     """Return the different parts of the ranks of a pipeline, cut as :func:`sparkdl.parallel.cut` cuts.
 
@@ -150,7 +150,7 @@ def memory_of(
     *,
     rows: float,
     microbatches: int,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     is_fused: bool = True,
 ) -> RankMemory:
     """Return the memory of the fullest rank.
@@ -175,7 +175,12 @@ def memory_of(
 
 
 def _of_part(
-    numbers: RankNumbers, part: StagePart, sizes: Parallelism, rows: float, microbatches: int, recipe: Recipe
+    numbers: RankNumbers,
+    part: StagePart,
+    sizes: Parallelism,
+    rows: float,
+    microbatches: int,
+    recipe: TrainingRecipe,
 ) -> RankMemory:
     number, shards = parameters_of(numbers, part), sizes.shard * sizes.context
     replicas = (sizes.data or 1) if recipe.divides_optimizer else 1

@@ -14,9 +14,9 @@ from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import DEVICES, GIB, STREAMED, USABLE, Cluster, make_cluster
 from sparkdl.planner.cost import step_time
 from sparkdl.planner.memory import memory_of
-from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, Recipe
+from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, TrainingRecipe
 
-MEGATRON = Recipe(
+MEGATRON = TrainingRecipe(
     weight_bytes=2,
     gradient_bytes=4,
     optimizer_bytes=12,
@@ -30,7 +30,7 @@ MEGATRON = Recipe(
 """Megatron-LM in bfloat16 with its distributed optimizer. ``--tp-comm-overlap`` runs half of the collectives in pieces
 beside products; the rest has no product to run beside."""
 
-TITAN = Recipe(compute_bytes=2, gathered_bytes=2)
+TITAN = TrainingRecipe(compute_bytes=2, gathered_bytes=2)
 """torchtitan in eager mode: FSDP2 with weights in float32 that computes in bfloat16."""
 
 COMPILED = replace(TITAN, passes=1.0)
@@ -66,7 +66,7 @@ class Run:
     shape: ModelShape
     cluster: Cluster
     sizes: Parallelism
-    recipe: Recipe
+    recipe: TrainingRecipe
     batch: int
     measured: float
     unit: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """How a program that trains holds numbers and sends them.
 
     Attributes:
@@ -63,9 +63,9 @@ class Recipe:
 
 
 RECIPES = {
-    "float32": Recipe(),
-    "bfloat16": Recipe(compute_bytes=2, casts=True),
-    "bfloat16-shards": Recipe(compute_bytes=2, gathered_bytes=2),
+    "float32": TrainingRecipe(),
+    "bfloat16": TrainingRecipe(compute_bytes=2, casts=True),
+    "bfloat16-shards": TrainingRecipe(compute_bytes=2, gathered_bytes=2),
 }
 """How sparkdl trains with AdamW: an estimator by its Param ``precision``, and a script by
 ``shard(dtype=torch.bfloat16)``, which keeps no casts."""
@@ -126,7 +126,7 @@ class ModelShape(ABC):
     sequence: int
 
     @abstractmethod
-    def on_rank(self, sizes: Parallelism, recipe: Recipe, *, is_fused: bool = True) -> RankNumbers:
+    def on_rank(self, sizes: Parallelism, recipe: TrainingRecipe, *, is_fused: bool = True) -> RankNumbers:
         """Return the numbers of the model on one rank.
 
         Args:
@@ -223,7 +223,7 @@ class DecoderShape(ModelShape):
         after = self._after(1, is_tied=self.is_tied)
         return self.vocabulary * self.width + self.layers * self._block(1) + after
 
-    def on_rank(self, sizes: Parallelism, recipe: Recipe, *, is_fused: bool = True) -> RankNumbers:
+    def on_rank(self, sizes: Parallelism, recipe: TrainingRecipe, *, is_fused: bool = True) -> RankNumbers:
         """Return the numbers of the model on one rank.
 
         A layer keeps for each position the inputs of both norms, their outputs as inputs of products, queries, keys,

@@ -84,7 +84,7 @@ class HasFeatureColumns(HasFeaturesCol):
     def getFeaturesCols(self) -> list[str]:
         """Return the feature columns, always as a list."""
         names: str | list[str] = self.getOrDefault(self.featuresCol)
-        return [names] if isinstance(names, str) else names
+        return [names] if isinstance(names, str) else list(names)
 
 
 class HasLabelColumns(HasLabelCol):
@@ -109,7 +109,7 @@ class HasLabelColumns(HasLabelCol):
     def getLabelCols(self) -> list[str]:
         """Return the label columns, always as a list."""
         names: str | list[str] = self.getOrDefault(self.labelCol)
-        return [names] if isinstance(names, str) else names
+        return [names] if isinstance(names, str) else list(names)
 
 
 class HasLabels(Params):

@@ -242,7 +242,7 @@ def _sizes(strategy: str, ranks: int, model: str) -> dict[str, int] | None:
     sizes: dict[str, int] = {}
     for part in strategy.split("+"):
         name, _, number = part.strip().partition("=")
-        if name not in DIMENSIONS or name in sizes or (number and not number.isdecimal()):
+        if name not in DIMENSIONS or name in sizes or (number and not (number.isdecimal() and int(number))):
             raise ParamError(
                 f"--strategies {strategy} is not understood; it is made of {', '.join(DIMENSIONS)}, with or without a "
                 "size, as tensor=2+shard."

@@ -128,8 +128,8 @@ def find_own_job(environ: Mapping[str, str]) -> RankJob | None:
     return RankJob.from_variables(environ)
 
 
-_sources: list[tuple[Callable[[], Communicator], Callable[[], bool]]] = []
-"""At most one entry: functions that return the communicator of this process, and whether it is open."""
+_sources: list[tuple[Callable[[], Communicator], Callable[[], Communicator | None]]] = []
+"""At most one entry: functions that return the communicator of this process, opened if need be, and as it is."""
 
 _lock = threading.RLock()
 
@@ -155,20 +155,26 @@ def current_communicator() -> Communicator | None:
 
 def provided_communicator() -> Communicator | None:
     """Return the current communicator if it is open, else None; does not wait for other ranks."""
-    if not _sources:
+    sources = tuple(_sources)  # which another thread may empty
+    if not sources:
         return None
-    get, is_open = _sources[0]
-    return get() if is_open() else None
+    _, as_it_is = sources[0]
+    return as_it_is()
 
 
-def provide_communicator(open_once: Callable[[], Communicator], is_open: Callable[[], bool]) -> None:
-    """Set the function that opens the communicator of this process at its first call, and then returns it."""
-    _sources[:] = [(open_once, is_open)]
+def provide_communicator(
+    open_once: Callable[[], Communicator], as_it_is: Callable[[], Communicator | None]
+) -> None:
+    """Set the function that opens the communicator of this process at its first call, and then returns it.
+
+    The other one returns it if it is open, and None otherwise: other threads call that, and must never open one.
+    """
+    _sources[:] = [(open_once, as_it_is)]
 
 
 def set_current_communicator(communicator: Communicator | None) -> None:
     """Set the communicator of this process; None after it was closed."""
-    _sources[:] = [] if communicator is None else [(lambda: communicator, lambda: True)]
+    _sources[:] = [] if communicator is None else [(lambda: communicator, lambda: communicator)]
 
 
 _ends: list[Callable[[], object]] = []

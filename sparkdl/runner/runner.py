@@ -312,6 +312,10 @@ class Runner:
     def _check(self) -> None:
         if self.num_workers < 1:
             raise ParamError(f"num_workers must be at least 1, got {self.num_workers}.")
+        if self.monitor is not None and not hasattr(self.monitor, "on_driver"):
+            raise ParamError(
+                f"monitor is {self.monitor!r}; give a sparkdl.monitor.Monitor, as Monitor(seconds=5)."
+            )
         for name in ("gpus_per_worker", "max_restarts", "max_retries"):
             if getattr(self, name) < 0:
                 raise ParamError(f"{name} cannot be negative, got {getattr(self, name)}.")

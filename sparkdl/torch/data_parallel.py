@@ -177,6 +177,7 @@ class DataParallel(nn.Module):
         module: module on the CPU, of the same architecture on every rank.
         communicator: open communicator of the ranks; the caller closes it.
         bucket_bytes: approximate number of bytes of gradients that are reduced as one operation.
+        broadcast_buffers: whether rank 0's buffers are sent before each forward pass in training.
         compression: how gradients are compressed for slow links; None to average them as they are. Each backward pass
             that averages counts as an update.
 
@@ -193,6 +194,7 @@ class DataParallel(nn.Module):
         communicator: Communicator,
         *,
         bucket_bytes: int = _BUCKET_BYTES,
+        broadcast_buffers: bool = True,
         compression: Compression | None = None,
     ) -> None:
         super().__init__()
@@ -201,7 +203,7 @@ class DataParallel(nn.Module):
         self._compressor = None if compression is None else compressor_for(compression, communicator)
         self._averages = True
         self._uncounted: frozenset[nn.Parameter] = frozenset()
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self._broadcasts_buffers = bucket_bytes, broadcast_buffers
         self._live = LiveParameters(module)
         check_trainable(module)
         broadcast_tensors([*self._live.parameters, *self._live.buffers()], communicator)
@@ -223,7 +225,7 @@ class DataParallel(nn.Module):
         if with_gradients:
             self._held[:] = [self]
             self.take_up_changes()
-        if self._averages and self.training:
+        if self._broadcasts_buffers and self._averages and self.training:
             broadcast_tensors(self._live.buffers(), self._communicator)
         output = self.module(*args, **kwargs)
         if with_gradients:

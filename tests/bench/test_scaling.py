@@ -97,7 +97,7 @@ def test_ranks_are_tasks_of_a_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", list(JOBS))
 def test_made_rows_can_be_learned(model: str) -> None:
     job = JOBS[model]
-    inputs, labels = job.draw(2000, torch.Generator().manual_seed(0), "")
+    inputs, labels = job.draw(2000, torch.Generator().manual_seed(0), "", False)
     if model == "gpt":
         # Two tokens can follow each one.
         following = torch.stack([(5 * inputs + step) % 4096 for step in (1, 2)])
@@ -113,19 +113,22 @@ def test_cifars_own_files_are_read(tmp_path: Path) -> None:
     rows[:, 0] = np.arange(6)
     rows[:3].tofile(tmp_path / "data_batch_1.bin")
     rows[3:].tofile(tmp_path / "data_batch_2.bin")
-    images, labels = JOBS["cnn"].draw(50, torch.Generator().manual_seed(0), str(tmp_path))
+    images, labels = JOBS["cnn"].draw(50, torch.Generator().manual_seed(0), str(tmp_path), False)
     assert set(labels.tolist()) == set(range(6))
     pixels = torch.from_numpy(rows[:, 1:].reshape(6, 3, 32, 32).astype(np.float32))
     expected = (pixels - pixels.mean()) / pixels.std()
     torch.testing.assert_close(images, expected[labels])
+    rows[:2].tofile(tmp_path / "test_batch.bin")
+    _, held_out = JOBS["cnn"].draw(50, torch.Generator().manual_seed(0), str(tmp_path), True)
+    assert set(held_out.tolist()) == {0, 1}
 
 
 def test_files_that_are_not_cifars_binary_version_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="unpack the binary one, cifar-10-binary.tar.gz"):
-        JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path))
+        JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path), False)
     (tmp_path / "data_batch_1.bin").write_bytes(b"0" * 100)
     with pytest.raises(DataError, match="100 bytes, which is no multiple of 3073"):
-        JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path))
+        JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path), False)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +139,7 @@ def test_files_that_are_not_cifars_binary_version_are_refused(tmp_path: Path) ->
         (("--ranks", "2,3"), "--batch 256 cannot be shared by 3 ranks alike"),
         (("--batch", "0"), "--batch 0 is too little"),
         (("--strategies", "tensor"), "cnn cannot be divided so; use --model gpt"),
+        (("--model", "gpt", "--strategies", "tensor=0"), "--strategies tensor=0 is not understood"),
         (("--strategies", "fsdp"), "--strategies fsdp is not understood"),
         (("--strategies", "data+shard"), "leaves more than one size open"),
         (("--strategies", "shard=4"), "fits none of the numbers of ranks, 1,2"),

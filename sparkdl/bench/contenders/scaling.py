@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparkdl.bench.contenders.scaling_jobs import JOBS, Batch
 from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.bench.contenders.step import WRAPPERS, Trainee
@@ -36,6 +38,7 @@ class ScalingTrial(Trial):
         import torch
 
         torch.set_num_threads(case["threads"])
+        self._communicator = communicator
         self._case, self._job = case, JOBS[case["model"]]
         torch.manual_seed(0)  # all contenders begin with the same weights
         _forget_peak_memory()
@@ -56,7 +59,7 @@ class ScalingTrial(Trial):
         batches = []
         for step in range(first, first + number):
             generator = torch.Generator().manual_seed(step)
-            inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"])
+            inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"], False)
             share = len(labels) // self._way.readers
             own = slice(self._way.reader * share, (self._way.reader + 1) * share)
             batches.append((inputs[own], labels[own]))
@@ -108,14 +111,17 @@ class AccuracyTrial(ScalingTrial):
         import torch
 
         generator = torch.Generator().manual_seed(1 << 40)
-        inputs, labels = self._job.draw(HELD_OUT_ROWS, generator, self._case["data"])
+        inputs, labels = self._job.draw(HELD_OUT_ROWS, generator, self._case["data"], True)
         self._reached: int | None = None
         for steps in range(_EVALUATE_EVERY, _MOST_STEPS + 1, _EVALUATE_EVERY):
             for batch in self._draw(_EVALUATE_EVERY, first=1 + steps):
                 self._way.step(*batch)
             with torch.no_grad():
                 right = (self._way.module(inputs).argmax(-1) == labels).float().mean().item()
-            if right >= self._case["accuracy"]:
+            # Rank 0's decision, as unlike processors round differently.
+            is_reached = np.array([right >= self._case["accuracy"]], np.uint8)
+            self._communicator.broadcast(is_reached, root=0)
+            if is_reached[0]:
                 self._reached = steps
                 return
 

@@ -34,7 +34,8 @@ class Job:
 
     Attributes:
         make_model: makes the network.
-        draw: draws so many rows by a generator.
+        draw: draws so many rows by a generator, from a folder's files if it is named; the last argument says whether
+            they are held out.
         batch: number of rows of a step, if the user chooses none.
         epoch: number of rows of an epoch.
         make_optimizer: makes the optimizer of parameters.
@@ -42,7 +43,7 @@ class Job:
     """
 
     make_model: Callable[[], torch.nn.Module]
-    draw: Callable[[int, torch.Generator, str], Batch]
+    draw: Callable[[int, torch.Generator, str, bool], Batch]
     batch: int
     epoch: int
     make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -107,11 +108,11 @@ def _resnet() -> torch.nn.Module:
     )
 
 
-def _draw_images(rows: int, generator: torch.Generator, folder: str) -> Batch:
+def _draw_images(rows: int, generator: torch.Generator, folder: str, is_held_out: bool) -> Batch:
     import torch
 
     if folder:
-        images, labels = _cifar(folder)
+        images, labels = _cifar(folder, "test_batch.bin" if is_held_out else "data_batch_*.bin")
         chosen = torch.randint(len(labels), (rows,), generator=generator)
         return images[chosen], labels[chosen]
     patterns = torch.randn((_CLASSES, *_SHAPE), generator=torch.Generator().manual_seed(1))
@@ -119,14 +120,14 @@ def _draw_images(rows: int, generator: torch.Generator, folder: str) -> Batch:
     return patterns[labels] + _NOISE * torch.randn((rows, *_SHAPE), generator=generator), labels
 
 
-_read: dict[str, Batch] = {}
+_read: dict[tuple[str, str], Batch] = {}
 
 
-def _cifar(folder: str) -> Batch:
-    """Read the training images of CIFAR-10 in its binary version, once per process.
+def _cifar(folder: str, pattern: str) -> Batch:
+    """Read images of CIFAR-10 in its binary version, once per process.
 
     Returns:
-        Images of float32 (50,000, 3, 32, 32) with mean 0 and standard deviation 1, and labels of int64.
+        Images of float32 (rows, 3, 32, 32) with mean 0 and standard deviation 1, and labels of int64.
 
     Raises:
         DataError: if the files are not there, or are damaged.
@@ -134,26 +135,29 @@ def _cifar(folder: str) -> Batch:
     import numpy as np
     import torch
 
-    if folder not in _read:
-        files = sorted(Path(folder).glob("data_batch_*.bin"))
+    if (folder, pattern) not in _read:
+        files = sorted(Path(folder).glob(pattern))
         if not files:
             raise DataError(
-                f"{folder} has no files data_batch_*.bin. CIFAR-10 has several versions: unpack the binary one, "
+                f"{folder} has no files {pattern}. CIFAR-10 has several versions: unpack the binary one, "
                 "cifar-10-binary.tar.gz, and name its folder."
             )
         content = np.concatenate([np.fromfile(file, np.uint8) for file in files])
         if content.size % _CIFAR_ROW_BYTES:
             raise DataError(
-                f"The files data_batch_*.bin in {folder} have {content.size} bytes, which is no multiple of "
+                f"The files {pattern} in {folder} have {content.size} bytes, which is no multiple of "
                 f"{_CIFAR_ROW_BYTES}, the bytes of an image: unpack them again."
             )
         rows = content.reshape(-1, _CIFAR_ROW_BYTES)
         images = torch.from_numpy(rows[:, 1:].reshape(-1, *_SHAPE).astype(np.float32))
-        _read[folder] = (images - images.mean()) / images.std(), torch.from_numpy(rows[:, 0].astype(np.int64))
-    return _read[folder]
+        _read[folder, pattern] = (
+            (images - images.mean()) / images.std(),
+            torch.from_numpy(rows[:, 0].astype(np.int64)),
+        )
+    return _read[folder, pattern]
 
 
-def _draw_tokens(rows: int, generator: torch.Generator, _: str) -> Batch:
+def _draw_tokens(rows: int, generator: torch.Generator, _: str, __: bool) -> Batch:
     """Draw sequences in which each token follows from the one before, but for one of two steps drawn at random."""
     import torch
 

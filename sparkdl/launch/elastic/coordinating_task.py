@@ -457,7 +457,7 @@ def _rows_of_coordination(spec: LaunchSpec, limits: ElasticLimits, lease: str) -
                 limits,
                 host=reachable_hosts(hosts_of_name(task.hosts[0])),
                 on_log=lambda member, line: records.add(rank=member, line=line),
-                on_event=lambda member, event: records.add(rank=member, event=event),
+                on_event=records.add_event,
                 leases=repeat(lease),
                 on_open=lambda invitation: announce(invitation.coordinator.to_bytes().decode()),
             )
@@ -509,6 +509,11 @@ class _Records(logging.Handler):
             self.add(logger=record.name, level=record.levelno, text=record.getMessage())
         except Exception:
             self.handleError(record)
+
+    def add_event(self, member: int, event: dict[str, Any]) -> None:
+        # Samples and traces of a monitor are of use while the run goes on, and there are many.
+        if event.get("kind") not in ("monitor", "trace"):
+            self.add(rank=member, event=event)
 
     def add(self, **fields: Any) -> None:
         text = json.dumps(fields).encode() + b"\n"

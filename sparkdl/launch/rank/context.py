@@ -190,9 +190,9 @@ class RankContext:
         return self._communicator
 
     @property
-    def has_communicator(self) -> bool:
-        """Whether the communicator was opened."""
-        return self._communicator is not None
+    def open_communicator(self) -> Communicator | None:
+        """The communicator if it is open; None otherwise."""
+        return self._communicator
 
     @property
     def topology(self) -> Topology:

@@ -128,7 +128,7 @@ def _run(
             member=assignment.get("member"),
         )
         context.begin()
-        provide_communicator(lambda: context.communicator, lambda: context.has_communicator)
+        provide_communicator(lambda: context.communicator, lambda: context.open_communicator)
         try:
             value = call(context)
         except BaseException as error:

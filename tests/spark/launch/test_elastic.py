@@ -66,8 +66,8 @@ def test_a_fit_that_loses_an_executor_continues_with_the_others(spark, frame, un
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         model = estimator.fit(frame)
     assert (tmp_path / "killed").exists()
-    # On a busy machine the rank may outlive its executor for a moment, and meet the other one once more.
-    assert "The run continues with " in messages(caplog)
+    # On a busy machine the rank may outlive its executor for a moment, and meet the other one once more or end the fit.
+    assert "The run continues with " in messages(caplog) or " was lost: its executor" in messages(caplog)
     assert_same_fit(model, undisturbed)
     assert store_is_empty(tmp_path)
 

@@ -39,7 +39,13 @@ DATA_SHEETS = {
 """Data sheets by name of the GPU; a GPU has the first one whose words are in its name."""
 
 
+_OTHERS = {"MIG", "NVL"}
+"""Words of names of GPUs that are slower than their data sheet here: a part of a GPU, and cards with less power."""
+
+
 def data_sheet_of(name: str) -> DataSheet | None:
     """Return the data sheet of a GPU by the name that CUDA gives to it, such as ``NVIDIA H100 80GB HBM3``."""
     words = set(re.split("[ -]", name))
+    if words & _OTHERS:
+        return None
     return next((sheet for sheet in DATA_SHEETS.values() if words.issuperset(sheet.words)), None)

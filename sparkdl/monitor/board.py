@@ -10,9 +10,10 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -157,9 +158,9 @@ class Board:
 
     def __enter__(self) -> Board:
         for export in self._exports:
-            self._stack.callback(export.close)
+            self._stack.callback(self._succeeds, export, export.close)
         if self._trace is not None:
-            self._stack.callback(self._trace.close)
+            self._stack.callback(self._succeeds, self._trace, self._trace.close)
         self._show()
         return self
 
@@ -178,7 +179,9 @@ class Board:
         elif kind == "monitor":
             self._take(event)
         elif kind == "trace" and self._trace is not None:
-            self._trace.take(event)
+            trace = self._trace
+            if not self._succeeds(trace, partial(trace.take, event)):
+                self._trace = None
 
     def _take(self, sample: Mapping[str, Any]) -> None:
         rank, world_size = int(sample["rank"]), int(sample["world_size"])
@@ -204,17 +207,23 @@ class Board:
             ranks=figures_of(self._samples),
         )
         for export in list(self._exports):
-            try:
-                export.show(snapshot)
-            except Exception as error:  # of a disk or a library: none of them may end the fit
+            if not self._succeeds(export, partial(export.show, snapshot)):
                 self._exports.remove(export)
-                _logger.warning(
-                    "The figures of %s are no longer written by %s: %s: %s",
-                    self._name,
-                    type(export).__name__,
-                    type(error).__name__,
-                    error,
-                )
+
+    def _succeeds(self, writer: Export | TraceFile, write: Callable[[], None]) -> bool:
+        """Call a function of an export or the trace; log a warning and return False if it fails."""
+        try:
+            write()
+        except Exception as error:  # of a disk or a library: none of them may end the fit
+            _logger.warning(
+                "The figures of %s are no longer written by %s: %s: %s",
+                self._name,
+                type(writer).__name__,
+                type(error).__name__,
+                error,
+            )
+            return False
+        return True
 
 
 def figures_of(samples: Mapping[int, Mapping[str, Any]]) -> dict[int, RankFigures]:
@@ -239,12 +248,13 @@ def _pace(sample: Mapping[str, Any]) -> float | None:
 
 def _figures(sample: Mapping[str, Any], slowness: float | None) -> RankFigures:
     seconds, link = float(sample["seconds"]), sample["link_bandwidth"]
+    tokens, flops = sample["tokens"], sample["flops"]
     return RankFigures(
         host=sample["host"],
         steps_per_s=sample["steps"] / seconds,
         rows_per_s=sample["rows"] / seconds,
-        tokens_per_s=sample["tokens"] / seconds or None,  # 0 without a column of tokens
-        flops_per_s=sample["flops"] / seconds or None,  # 0 until they are counted
+        tokens_per_s=None if tokens is None else tokens / seconds,
+        flops_per_s=None if flops is None else flops / seconds,
         peak_flops_per_s=sample["peak_flops"],
         reading=sample["reading_s"] / seconds,
         communicating=sample["communicating_s"] / seconds,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -75,6 +75,8 @@ class CommunicationWatch:
     def __init__(self) -> None:
         self._before: dict[tuple[str, tuple[int, ...], str], OperationReport] = {}
         self._seconds_before = 0.0
+        self._period: tuple[ref[Telemetry], float] | None = None
+        """The family, and the time of the last reset of its counts."""
 
     def take(self, communicator: Communicator, ranks: Sequence[int] | None = None) -> CommunicationFigures:
         """Return the figures since the last call.
@@ -83,9 +85,10 @@ class CommunicationWatch:
             communicator: a communicator of the family.
             ranks: world ranks of the process set; None for all process sets of the family together.
         """
+        period = ref(communicator.telemetry), communicator.telemetry.since
         report = communicator.report()
-        if report.seconds < self._seconds_before:  # the counts were reset meanwhile
-            self._before, self._seconds_before = {}, 0.0
+        if period != self._period or report.seconds < self._seconds_before:  # the counts were reset meanwhile
+            self._before, self._seconds_before, self._period = {}, 0.0, period
         rows = [row for row in report.operations if ranks is None or sorted(row.ranks) == sorted(ranks)]
         figures = self._figures(communicator, report, rows, ranks)
         self._before = {(row.process_set, row.ranks, row.operation): row for row in report.operations}

@@ -235,7 +235,7 @@ class StatusFile:
     """Keeps the latest snapshot in a file of :func:`status_folder`, until it is closed."""
 
     def __init__(self) -> None:
-        folder = status_folder()
+        folder = status_folder(makes=True)
         with _making:
             number = next(_numbers)
         self._path = folder / f"{os.getpid()}-{number}.json"
@@ -251,14 +251,26 @@ class StatusFile:
         self._path.unlink(missing_ok=True)
 
 
-def status_folder() -> Path:
+def status_folder(*, makes: bool = False) -> Path:
     """Return the folder of this user's running monitors on this machine, which no other user can read.
 
+    Args:
+        makes: whether to make the folder if there is none.
+
     Raises:
-        ParamError: if it belongs to another user.
+        ParamError: if it belongs to another user, or cannot be made.
     """
-    folder = Path(tempfile.gettempdir()) / f"sparkdl-monitor-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder = Path(tempfile.gettempdir()) / f"sparkdl-monitor-{os.getuid()}"
+        if makes:
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ParamError(
+            f"The folder in which a monitor keeps its figures cannot be made: {error}. Set TMPDIR to a folder that "
+            "can be written."
+        ) from error
+    if not folder.is_symlink() and not folder.exists():
+        return folder
     about = folder.lstat()
     if folder.is_symlink() or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise ParamError(

@@ -72,13 +72,21 @@ def get_gpu_memory_stats() -> MemoryStats:
     CUDA is not initialized by this call: a process that has not used a GPU yet has no GPU entries, as initializing
     takes hundreds of MiB of GPU memory.
     """
-    return MemoryStats(gpus=tuple(map(_gpu_memory, range(num_used_gpus()))), host=host_memory())
+    return MemoryStats(gpus=tuple(map(_gpu_memory, used_gpus())), host=host_memory())
 
 
-def num_used_gpus() -> int:
-    """Return the number of GPUs that torch sees in this process; 0 if the process has not initialized CUDA."""
+def used_gpus() -> tuple[int, ...]:
+    """Return the GPUs on which torch holds memory of this process, without any the current one.
+
+    Empty if the process has not initialized CUDA. To ask another GPU for its memory would initialize CUDA on it.
+    """
     torch = sys.modules.get("torch")
-    return int(torch.cuda.device_count()) if torch is not None and torch.cuda.is_initialized() else 0
+    if torch is None or not torch.cuda.is_initialized():
+        return ()
+    cuda = torch.cuda
+    # The current GPU is that of the thread, and the monitor's thread has another one than the training.
+    held = tuple(number for number in range(cuda.device_count()) if cuda.memory_reserved(number) > 0)
+    return held or (cuda.current_device(),)
 
 
 def _gpu_memory(number: int) -> GpuMemory:

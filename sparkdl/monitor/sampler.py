@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.telemetry.stalls import pending_waits
 from sparkdl.monitor.communication import CommunicationWatch, world_communicator
-from sparkdl.monitor.memory import get_gpu_memory_stats, num_used_gpus
+from sparkdl.monitor.memory import get_gpu_memory_stats, used_gpus
 from sparkdl.monitor.trace import StepTrace
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ _LONG_WAIT_S = 1.0
 
 _LEAST_S = 0.05
 """Shortest time of a last sample; figures of a shorter one would say nothing."""
+
+_LAST_SAMPLE_S = 5.0
+"""The training waits for so long for its last sample to be sent."""
 
 
 class RankSampler:
@@ -86,12 +89,14 @@ class RankSampler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _samplers[:] = []
-        if self._trace is not None and self._trace.is_running:
-            (self._trace.end if error is None else self._trace.abandon)()
-        if self._count is not None:
-            self._count.end()
-        self._has_ended.set()
-        self._thread.join()
+        try:
+            if self._trace is not None and self._trace.is_running:
+                (self._trace.end if error is None else self._trace.abandon)()
+        finally:
+            self._has_ended.set()
+            if self._count is not None:
+                self._count.end()
+            self._thread.join(_LAST_SAMPLE_S)
 
     def begin_step(self, number: int) -> None:
         """Note that a step begins; the operations of the first one with rows are counted.
@@ -99,6 +104,8 @@ class RankSampler:
         Args:
             number: number of the step in the whole training, from 1.
         """
+        if not self._number:
+            self._peak = self._find_peak()
         self._number = number
         if self._trace is not None:
             self._trace.begin_step(number)
@@ -142,19 +149,22 @@ class RankSampler:
         )
         self._reading_of_epoch_s = reading_s
 
+    def _find_peak(self) -> float | None:
+        if self._settings.peak_tflops is not None:
+            return 1e12 * self._settings.peak_tflops
+        import torch
+
+        from sparkdl.monitor.flops import peak_flops
+
+        is_on_gpu = torch.cuda.is_initialized()
+        precision = self._precision or ("bfloat16" if is_on_gpu else "float32")
+        return peak_flops(torch.device("cuda" if is_on_gpu else "cpu"), precision)
+
     def _begin_count(self) -> None:
-        from sparkdl.monitor.flops import FlopCount, peak_flops
+        from sparkdl.monitor.flops import FlopCount
 
         if self._count is None:
             self._count = FlopCount()
-            if self._settings.peak_tflops is not None:
-                self._peak = 1e12 * self._settings.peak_tflops
-            else:
-                import torch
-
-                is_on_gpu = torch.cuda.is_initialized()
-                precision = self._precision or ("bfloat16" if is_on_gpu else "float32")
-                self._peak = peak_flops(torch.device("cuda" if is_on_gpu else "cpu"), precision)
         self._count.begin()
 
     def _end_count(self, rows: int) -> None:
@@ -173,6 +183,12 @@ class RankSampler:
         return 0
 
     def _run(self) -> None:
+        try:
+            self._send_samples()
+        except Exception as error:  # of a library or the system: none of them may disturb the training
+            _logger.warning("Rank %d is no longer monitored: %s: %s", self._rank, type(error).__name__, error)
+
+    def _send_samples(self) -> None:
         is_first = True
         while not self._has_ended.wait(self._settings.seconds):
             self._send(self._sample())
@@ -205,7 +221,10 @@ class RankSampler:
         self._before = counts
         memory = get_gpu_memory_stats()
         communicator = world_communicator()
-        changes = {name: value - before[name] for name, value in counts.items()}
+        changes: dict[str, Any] = {name: value - before[name] for name, value in counts.items()}
+        for name in ("tokens", "flops"):
+            if not counts[name]:  # no column of tokens; not counted yet
+                changes[name] = None
         # What ends now may have begun before the last sample.
         changes["reading_s"] = min(changes["reading_s"], changes["seconds"])
         sample: dict[str, Any] = {
@@ -237,12 +256,12 @@ class RankSampler:
 
     def _gpu_load(self) -> float | None:
         """Return the load of this rank's GPUs, from 0 to 1; None without one, or without nvidia-ml-py."""
-        num_gpus = num_used_gpus() if self._measures_gpu_load else 0
-        if not num_gpus:
+        gpus = used_gpus() if self._measures_gpu_load else ()
+        if not gpus:
             return None
         try:
-            loads = map(sys.modules["torch"].cuda.utilization, range(num_gpus))
-            return float(sum(loads)) / num_gpus / 100
+            loads = map(sys.modules["torch"].cuda.utilization, gpus)
+            return float(sum(loads)) / len(gpus) / 100
         except Exception as error:  # of NVML, which measures no load for a part of a GPU (MIG)
             self._measures_gpu_load = False
             _logger.info("The load of the GPU is not monitored: %s: %s", type(error).__name__, error)

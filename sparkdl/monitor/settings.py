@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ class Monitor:
     ``sparkdl top`` shows, and wherever else the settings say.
 
     Attributes:
-        seconds: seconds from one sample to the next.
+        seconds: seconds from one sample to the next, from 0.1 to 3600.
         tensorboard: folder on the driver for TensorBoard; None for none. Needs tensorboard.
         port: port of the driver at which Prometheus finds the figures, on loopback alone; 0 for any free port, None for
             none. Needs prometheus_client.
@@ -46,7 +47,9 @@ class Monitor:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        self._check("seconds", lambda value: _is_number(value) and value >= 0.1, "a number of at least 0.1")
+        self._check(
+            "seconds", lambda value: _is_number(value) and 0.1 <= value <= 3600, "a number from 0.1 to 3600"
+        )
         self._check("port", lambda value: type(value) is int and 0 <= value < 65536, "a port: 0 to 65535")
         self._check("peak_tflops", lambda value: _is_number(value) and value > 0, "a number above 0")
         object.__setattr__(self, "trace_steps", _as_tuple(self.trace_steps))  # JSON has lists
@@ -84,15 +87,19 @@ class Monitor:
             log_metrics: function that logs the number of a sample and figures by name to MLflow.
 
         Raises:
-            ParamError: if a library is missing, a folder cannot be written or the port is taken.
+            ParamError: if a library is missing, a file or folder cannot be written or the port is taken.
         """
         from sparkdl.monitor.board import Board
         from sparkdl.monitor.exports import open_exports
         from sparkdl.monitor.trace import TraceFile
 
-        return Board(
-            name, open_exports(self, log_metrics), None if self.trace is None else TraceFile(self.trace)
-        )
+        with ExitStack() as opened:
+            trace = None if self.trace is None else TraceFile(self.trace)
+            if trace is not None:
+                opened.callback(trace.close)
+            board = Board(name, open_exports(self, log_metrics), trace)
+            opened.pop_all()
+            return board
 
     def on_rank(
         self, rank: int, world_size: int, report: Callable[[dict[str, Any]], None], precision: str = ""

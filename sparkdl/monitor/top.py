@@ -85,7 +85,8 @@ def running_snapshots(pid: int | None = None) -> list[Snapshot]:
     """
     snapshots = []
     for path in status_folder().glob("*.json" if pid is None else f"{pid}-*.json"):
-        with suppress(FileNotFoundError):  # it has ended meanwhile
+        # It has ended meanwhile, or another version of sparkdl has written it.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             snapshots.append(Snapshot.from_fields(json.loads(path.read_text(encoding="utf-8"))))
     running = [snapshot for snapshot in snapshots if Path(f"/proc/{snapshot.pid}").exists()]
     return sorted(running, key=lambda snapshot: snapshot.began_at)

@@ -142,9 +142,9 @@ class StepTrace:
     def _send(self, content: bytes) -> None:
         packed = gzip.compress(content, compresslevel=5)
         starts = range(0, len(packed), _CHUNK_BYTES)
-        for start in starts:
+        for number, start in enumerate(starts):
             part = base64.b64encode(packed[start : start + _CHUNK_BYTES]).decode()
-            self._report({"kind": "trace", "part": part, "is_last": start == starts[-1]})
+            self._report({"kind": "trace", "number": number, "part": part, "is_last": start == starts[-1]})
 
 
 def profile_events(
@@ -202,6 +202,7 @@ class TraceFile:
         self._path = Path(path)
         self._parts: list[bytes] = []
         self._is_written = False
+        self._is_new = not self._path.exists()
         try:
             self._path.touch()
         except OSError as error:
@@ -211,6 +212,8 @@ class TraceFile:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Take a part of the trace; write the file with the last one."""
+        if event["number"] == 0:  # an earlier attempt may have ended in the middle of its trace
+            self._parts = []
         self._parts.append(base64.b64decode(event["part"]))
         if not event["is_last"]:
             return
@@ -220,7 +223,8 @@ class TraceFile:
         _logger.info("The trace is in %s; https://ui.perfetto.dev opens it.", self._path)
 
     def close(self) -> None:
-        """Remove the file and log a warning if there was no trace."""
+        """Log a warning if there was no trace, and remove the file unless there was one before."""
         if not self._is_written:
-            self._path.unlink(missing_ok=True)
-            _logger.warning("There is no trace in %s: the ranks have not ended its steps.", self._path)
+            _logger.warning("There is no trace of this run in %s: its steps were not ended.", self._path)
+            if self._is_new:
+                self._path.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ ONCE = Monitor(seconds=600, peak_tflops=1.0)
 
 
 def total(samples: list[list[dict[str, Any]]], name: str) -> float:
-    return sum(sample[name] for of_rank in samples for sample in of_rank)
+    return sum(sample[name] or 0 for of_rank in samples for sample in of_rank)
 
 
 def flops_of(num_rows: int) -> int:

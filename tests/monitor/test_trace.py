@@ -110,10 +110,30 @@ def test_a_training_that_fails_during_the_trace_fails_with_its_own_error(tmp_pat
 
 def test_a_trace_that_never_came_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = TraceFile(str(tmp_path / "trace.json"))
-    file.take({"part": base64.b64encode(b"half").decode(), "is_last": False})
+    file.take(part(0, b"half", is_last=False))
     file.close()
     assert not (tmp_path / "trace.json").exists()
-    assert "There is no trace in" in caplog.text
+    assert "There is no trace of this run in" in caplog.text
+
+
+def part(number: int, content: bytes, *, is_last: bool) -> dict[str, Any]:
+    return {"number": number, "part": base64.b64encode(content).decode(), "is_last": is_last}
+
+
+def test_a_trace_that_never_came_leaves_that_of_an_earlier_run(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("earlier")
+    TraceFile(str(tmp_path / "trace.json")).close()
+    assert (tmp_path / "trace.json").read_text() == "earlier"
+
+
+def test_a_trace_of_a_second_attempt_has_no_part_of_the_first(tmp_path: Path) -> None:
+    packed = gzip.compress(b"second")
+    file = TraceFile(str(tmp_path / "trace.json"))
+    file.take(part(0, b"first", is_last=False))
+    file.take(part(0, packed[:5], is_last=False))
+    file.take(part(1, packed[5:], is_last=True))
+    file.close()
+    assert (tmp_path / "trace.json").read_text() == "second"
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

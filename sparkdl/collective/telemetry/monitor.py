@@ -396,6 +396,12 @@ class Telemetry:
             return list(measurements.values()), seconds
 
     @property
+    def since(self) -> float:
+        """Time of the last reset of the counts, of ``time.monotonic()``; at first, when the family was opened."""
+        with self._lock:
+            return self._since
+
+    @property
     def is_recording(self) -> bool:
         """Whether operations are being recorded."""
         return self._is_recording

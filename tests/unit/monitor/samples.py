@@ -15,7 +15,7 @@ def sample(rank: int, **changes: Any) -> dict[str, Any]:
         "seconds": 2.0,
         "steps": 10,
         "rows": 80,
-        "tokens": 0,
+        "tokens": None,
         "flops": 4e9,
         "peak_flops": 10e9,
         "reading_s": 0.5,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from sparkdl.monitor.board import Board, Snapshot, figures_of
+from sparkdl.monitor.trace import TraceFile
 from tests.unit.monitor.samples import STEP, sample
 
 
@@ -102,6 +104,30 @@ def test_an_export_that_fails_is_left_out_with_a_warning(caplog: pytest.LogCaptu
     assert (len(broken.snapshots), len(kept.snapshots)) == (1, 2)
     assert broken.is_closed
     assert "The figures of fit are no longer written by Broken: OSError: no space left" in caplog.text
+
+
+class BrokenAtEnd(Kept):
+    def close(self) -> None:
+        raise OSError("no space left")
+
+
+def test_errors_of_the_trace_and_at_the_end_are_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept, trace = Kept(), TraceFile(str(tmp_path / "trace.json"))
+    with Board("fit", [kept, BrokenAtEnd()], trace) as board:
+        board.handle({"kind": "trace", "number": 0, "part": "bm8gZ3ppcA==", "is_last": True})
+        board.handle({"kind": "trace", "number": 0, "part": "bm8gZ3ppcA==", "is_last": True})
+    assert kept.is_closed
+    assert not (tmp_path / "trace.json").exists()
+    assert caplog.text.count("no longer written by TraceFile: BadGzipFile") == 1
+    assert caplog.text.count("no longer written by BrokenAtEnd: OSError: no space left") == 1
+
+
+def test_a_sample_without_a_step_has_known_figures_of_zero() -> None:
+    figures = figures_of({0: sample(0, steps=0, rows=0, tokens=0, flops=0.0)})[0]
+    assert (figures.tokens_per_s, figures.flops_per_s, figures.utilization) == (0, 0, 0)
+    assert figures_of({0: sample(0, flops=None)})[0].utilization is None
 
 
 def test_a_snapshot_survives_a_round_trip_through_json() -> None:

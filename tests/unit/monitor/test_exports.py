@@ -8,6 +8,7 @@ import re
 import socket
 import stat
 import tempfile
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,24 @@ def test_the_status_file_has_the_latest_snapshot_until_it_is_closed() -> None:
 
 
 def test_a_status_folder_that_others_can_read_is_refused() -> None:
-    status_folder().chmod(0o755)
+    status_folder(makes=True).chmod(0o755)
     with pytest.raises(ParamError, match="is not this user's alone"):
         StatusFile()
+
+
+def test_a_status_folder_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(ParamError, match="cannot be made: .*nowhere.* Set TMPDIR"):
+        StatusFile()
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing_open(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with pytest.raises(ParamError, match="trace of the Monitor"):
+        Monitor(port=0, trace=str(tmp_path / "nowhere" / "trace")).on_driver("fit", lambda _, __: None)
+    assert threading.active_count() == threads
 
 
 def test_the_dashboard_shows_metrics_that_the_endpoint_has() -> None:

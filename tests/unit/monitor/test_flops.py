@@ -81,6 +81,8 @@ def test_the_peak_of_a_cpu_is_measured(precision: str) -> None:
         ("NVIDIA L40", "bfloat16", None),  # is no L4
         ("Tesla T4", "float16", 65e12),
         ("NVIDIA H200", "float8", 1978e12),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
+        ("NVIDIA H100 NVL", "bfloat16", None),
         ("Some other GPU", "bfloat16", None),
     ],
 )

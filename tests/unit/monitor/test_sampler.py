@@ -34,7 +34,7 @@ class Events(list[dict[str, Any]]):
             assert self._changed.wait_for(lambda: len(self) >= number, 120)
 
     def total(self, name: str) -> float:
-        return sum(event[name] for event in self)
+        return sum(event[name] or 0 for event in self)
 
 
 def sampling(events: Events, **settings: Any) -> RankSampler:
@@ -102,6 +102,8 @@ def test_operations_that_the_loop_knows_are_taken() -> None:
             end_step(rows=4, flops=100.0)
         events.wait_for_more()
     assert events.total("flops") == 300
+    assert events[-1]["peak_flops"] == 1e12
+    assert events[-1]["tokens"] is None
 
 
 def test_a_column_of_tokens_may_have_any_name() -> None:
@@ -132,3 +134,13 @@ def test_a_receiver_that_is_gone_ends_the_sampling() -> None:
         sampler._thread.join(60)
         assert not sampler._thread.is_alive()
     assert 1 <= len(asked) <= 2
+
+
+def test_an_error_of_the_sampling_ends_it_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(event: dict[str, Any]) -> None:
+        raise ValueError("no sample")
+
+    with Monitor(seconds=0.1, peak_tflops=1.0).on_rank(0, 1, fail) as sampler:
+        sampler._thread.join(60)
+        assert not sampler._thread.is_alive()
+    assert caplog.text.count("Rank 0 is no longer monitored: ValueError: no sample") == 1

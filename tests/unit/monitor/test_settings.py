@@ -22,7 +22,8 @@ def test_settings_survive_a_round_trip_through_json() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"seconds": 0}, "seconds of a Monitor is 0; it has to be a number of at least 0.1"),
+        ({"seconds": 0}, "seconds of a Monitor is 0; it has to be a number from 0.1 to 3600"),
+        ({"seconds": float("inf")}, "seconds of a Monitor is inf"),
         ({"seconds": None}, "seconds of a Monitor is None"),
         ({"seconds": True}, "seconds of a Monitor is True"),
         ({"port": 70000}, "port of a Monitor is 70000; it has to be a port: 0 to 65535"),

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from sparkdl.cli import main
 from sparkdl.monitor.board import Snapshot, figures_of
-from sparkdl.monitor.exports import StatusFile
+from sparkdl.monitor.exports import StatusFile, status_folder
 from sparkdl.monitor.top import as_tables, running_snapshots
 from tests.unit.monitor.samples import sample
 
@@ -97,6 +97,18 @@ def test_a_fit_whose_driver_was_killed_is_not_shown(running: StatusFile) -> None
     assert [snapshot.name for snapshot in running_snapshots()] == ["fit of digits"]
     running.show(replace(SNAPSHOT, pid=2**30))
     assert running_snapshots() == []
+
+
+def test_files_of_other_versions_are_left_out(running: StatusFile) -> None:
+    (status_folder() / "1-1.json").write_text('{"pid": 1}')
+    (status_folder() / "1-2.json").write_text('{"ranks": {"0": {"speed": 1}}}')
+    assert [snapshot.name for snapshot in running_snapshots()] == ["fit of digits"]
+
+
+def test_it_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert running_snapshots() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_says_how_to_monitor_if_nothing_is(

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs, or CPU ranks, of a host (default: %(default)s)",
     )
-    cluster.add_argument("--device", default="h100", help="GPU, or cpu with --measure (default: %(default)s)")
+    cluster.add_argument("--device", help="GPU, or cpu with --measure (default: h100, or this machine's)")
     cluster.add_argument(
         "--memory", type=float, metavar="GIB", help="memory of a device (default: of its data sheet)"
     )
@@ -119,7 +119,7 @@ def _hosts(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise ParamError(f"--hosts {text} is no number of hosts, nor several such as 1,2,4.")
-    return [int(part) for part in parts]
+    return sorted(int(part) for part in parts)
 
 
 def _plans(options: argparse.Namespace, hosts: list[int]) -> list[Plan]:
@@ -151,10 +151,16 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if not options.measure:
         if options.device == "cpu":
             raise ParamError("The speed of --device cpu is not in a table: add --measure.")
-        return make_cluster(options.device, **given)
+        return make_cluster("h100" if options.device is None else options.device, **given)
     from sparkdl.planner.measure import measured_cluster
 
-    return measured_cluster(options.model, sequence=options.sequence, precision=options.precision, **given)
+    return measured_cluster(
+        options.model,
+        sequence=options.sequence,
+        precision=options.precision,
+        device_name=options.device,
+        **given,
+    )
 
 
 def _write(options: argparse.Namespace, content: object) -> None:

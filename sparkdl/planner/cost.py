@@ -156,7 +156,7 @@ def step_time(
         ParamError: if a pipeline has more stages than the model has blocks.
     """
     share = float(sizes.recompute) if recomputed is None else recomputed
-    numbers = shape.on_rank(sizes, recipe)
+    numbers = shape.on_rank(sizes, recipe, is_fused=not cluster.device.is_cpu)
     parts = parts_of_ranks(shape, numbers, sizes, recipe)
     steps = [_of_part(numbers, cluster, part, sizes, rows, microbatches, recipe, share) for part, _ in parts]
     slowest = max(steps, key=lambda step: step.total)

@@ -137,6 +137,10 @@ def count(module: nn.Module, inputs: tuple[Any, ...] | Tensor, *, name: str | No
         ParamError: if ``forward`` cannot be called with these inputs on the meta device.
     """
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ParamError(
+            f"{type(module).__name__} has no parameters that are trained: there is nothing to plan."
+        )
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     if not tensors or not len(tensors[0]):
         raise ParamError("count() needs inputs with at least one row, from which it counts what a row takes.")
@@ -158,6 +162,11 @@ def count(module: nn.Module, inputs: tuple[Any, ...] | Tensor, *, name: str | No
             f"{type(module).__name__} cannot be called on the meta device: {type(error).__name__}: {error}. Give the "
             "sizes of a decoder, or inputs that its forward takes."
         ) from error
+    if not notes.inside + notes.outside:
+        raise ParamError(
+            f"{type(module).__name__} keeps nothing of its inputs for a backward pass: any batch fits, and there is "
+            "nothing to plan."
+        )
     of_blocks = sum(parameter.numel() for parameter in {p for block in blocks for p in block.parameters()})
     whole = sum(parameter.numel() for parameter in on_meta.parameters())
     total = flops.get_total_flops()

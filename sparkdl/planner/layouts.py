@@ -346,7 +346,8 @@ def _can_cut(sizes: Parallelism, passes: int) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _estimated(
@@ -433,7 +434,7 @@ def advice(cluster: Cluster) -> list[str]:
         texts.append(
             "Below 16 hosts, static process sets and the transport that sparkdl chooses by itself do best."
         )
-    else:
+    elif cluster.device.is_cpu:
         texts.append(
             'From 16 hosts on, transport="mpi" joins hosts with fabrics that MPI knows, and dynamic process sets keep '
             "collectives among few hosts."

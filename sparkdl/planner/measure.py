@@ -15,6 +15,8 @@ from typing import Any
 
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.errors import ParamError
+from sparkdl.gpus import DATA_SHEETS, data_sheet_of
+from sparkdl.monitor.memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import DEVICES, GIB, Cluster, Device, Link, make_cluster
 from sparkdl.planner.cost import step_time
@@ -36,12 +38,15 @@ def measured_cluster(
     *,
     sequence: int | None,
     precision: str | None,
+    device_name: str | None,
     devices_per_host: int,
     inside: str | None,
     between: float | None,
     memory_gib: float | None,
 ) -> Cluster:
     """Return a cluster of one host like this machine; arguments are those of ``plan`` and ``make_cluster``.
+
+    ``device_name`` is that of the device that the machine must have; any if None.
 
     Raises:
         ParamError: if an argument cannot work, or there are fewer cores than ranks.
@@ -51,6 +56,13 @@ def measured_cluster(
 
     shape = shape_from_text(model, sequence=sequence)
     has_gpu = torch.cuda.is_available()
+    known = _known_gpu() if has_gpu else None
+    here = known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu"
+    if device_name not in (None, here):
+        raise ParamError(
+            f"--measure measures this machine, whose device is {here}, not {device_name}. Leave out --device or "
+            "--measure."
+        )
     precision = precision or ("bfloat16" if has_gpu else "float32")
     if precision not in RECIPES:
         raise ParamError(f"--precision must be one of {', '.join(RECIPES)}, got {precision!r}.")
@@ -114,11 +126,7 @@ def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, r
     moved = 3 * rows * recipe.passes * (shape.layers * numbers.moved + numbers.outside_moved)
     updated = numbers.block * (2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes)
     known = _known_gpu() if has_gpu else None
-    memory = (
-        torch.cuda.mem_get_info()[1]
-        if has_gpu
-        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / ranks
-    )
+    memory = torch.cuda.mem_get_info()[1] if has_gpu else (available_bytes() or 0) / ranks
     return Device(
         name=known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu",
         peak=known.peak if known is not None else rate,
@@ -231,14 +239,15 @@ def _medians(
 
 
 def _known_gpu() -> Device | None:
-    """The entry of this machine's GPU in the table, by the words of its name."""
+    """The entry of this machine's GPU in the table, by its data sheet and its memory."""
     import torch
 
-    words = torch.cuda.get_device_name().lower().replace("-", " ").split()
+    sheet = data_sheet_of(torch.cuda.get_device_name())
     memory_bytes = torch.cuda.mem_get_info()[1]
     fits = [
         device
         for device in DEVICES.values()
-        if device.name.split("-")[0] in words and abs(device.memory_bytes / memory_bytes - 1) < 0.1
+        if DATA_SHEETS[device.name.removesuffix("-40gb")] is sheet
+        and abs(device.memory_bytes / memory_bytes - 1) < 0.1
     ]
     return fits[0] if fits else None

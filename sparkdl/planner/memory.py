@@ -83,7 +83,7 @@ def parts_of_ranks(
     schedule = "" if recipe.stages_per_rank else sizes.schedule
     blocks = None if sizes.stage_blocks is None else tuple(sizes.stage_blocks)
     # In blocks, so that all tensor sizes share a result.
-    before, after = (round(outside / numbers.block, 4) for outside in (numbers.before, numbers.after))
+    before, after = (round(outside / max(numbers.block, 1), 4) for outside in (numbers.before, numbers.after))
     return _parts(before, after, shape.layers, sizes.pipeline, per_rank, schedule, blocks)
 
 

@@ -11,6 +11,7 @@ the number of operations.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +187,10 @@ class DecoderShape(ModelShape):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
                 raise ParamError(f"{self.name}: {field} must be a positive number, got {value!r}.")
+        for field in ("key_heads", "hidden", "head_size"):
+            value = getattr(self, field)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ParamError(f"{self.name}: {field} must be a positive number, got {value!r}.")
         if self.head_size is None and self.width % self.heads:
             raise ParamError(f"{self.name}: width {self.width} is not a multiple of heads {self.heads}.")
         if self.heads % (self.key_heads or self.heads):
@@ -205,6 +210,12 @@ class DecoderShape(ModelShape):
     def inner(self) -> int:
         """Number of features inside of a feed-forward part."""
         return self.hidden or 4 * self.width
+
+    def _key_repeats(self, sizes: Parallelism) -> int:
+        """How often all-to-all attention repeats keys, so that each context rank has some."""
+        if sizes.context == 1 or sizes.attention != "all-to-all":
+            return 1
+        return sizes.context // math.gcd((self.key_heads or self.heads) // sizes.tensor, sizes.context)
 
     def _block(self, tensor: int) -> int:
         """Number of parameters of a layer; norms, and the biases of sums, are not divided."""
@@ -241,7 +252,8 @@ class DecoderShape(ModelShape):
             (5 if self.is_gated else 4) if recipe.casts else 2
         )  # one for each product with a norm's output
         outputs = casts * number / (1 if recipe.keeps_gathered else divided)
-        inside = (2 * self.queries + 2 * self.keys + (4 if self.is_gated else 2) * self.inner) * number
+        keys = self._key_repeats(sizes) * self.keys
+        inside = (2 * self.queries + 2 * keys + (4 if self.is_gated else 2) * self.inner) * number
         saved = self.width * (2 * of_norm / divided + outputs) + (inside + 4 * self.heads) / tensor
         logits = positions * self.vocabulary / tensor
         is_tied = self.is_tied and sizes.pipeline == 1  # the last stage has a copy
@@ -265,7 +277,7 @@ class DecoderShape(ModelShape):
             moved=positions * saved,
             outside_moved=8 * logits,
             queries=positions * self.queries * number / tensor,
-            keys=positions * self.keys * number / tensor,
+            keys=positions * keys * number / tensor,
             summed=positions * self.width * number,
         )
 
@@ -292,7 +304,10 @@ class DecoderShape(ModelShape):
         if (
             sizes.context > 1
             and sizes.attention == "all-to-all"
-            and self.heads // sizes.tensor % sizes.context
+            and (
+                self.heads // sizes.tensor % sizes.context
+                or self.heads % ((self.key_heads or self.heads) * self._key_repeats(sizes))
+            )
         ):
             return f"context {sizes.context} does not divide the heads of a tensor rank"
         return None
@@ -332,7 +347,37 @@ _KEYS = {
 }
 """Names of the sizes in the configurations of transformers."""
 
-_WITHOUT_GATES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2")
+_WITHOUT_GATES = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2")
+_TIED = (
+    "gpt2",
+    "opt",
+    "bloom",
+    "falcon",
+    "starcoder2",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "cohere",
+    "smollm3",
+)
+"""Decoders, by ``model_type``, whose head is tied where ``tie_word_embeddings`` is missing, as in transformers."""
+
+_UNTIED = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi",
+    "phi3",
+    "olmo",
+    "olmo2",
+    "gpt_neox",
+    "gptj",
+    "stablelm",
+)
+_UNTIED += ("granite", "glm")
+"""Decoders whose head is not tied where ``tie_word_embeddings`` is missing."""
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -347,9 +392,9 @@ def shape_of_config(
         sequence: number of positions of a row; the maximum of the model if None.
 
     Raises:
-        ParamError: if it has no such sizes, or describes a mixture of experts.
+        ParamError: if it has no such sizes, or describes a mixture of experts or another kind of model.
     """
-    config = {**config, **config.get("text_config", {})}
+    config = {**config, **(config.get("text_config") or {})}
     experts = [key for key in _EXPERTS if (config.get(key) or 0) > 1]
     if experts:
         raise ParamError(
@@ -360,7 +405,7 @@ def shape_of_config(
         field: next((config[key] for key in keys if config.get(key) is not None), None)
         for field, keys in _KEYS.items()
     }
-    found["sequence"] = sequence or found["sequence"]
+    found["sequence"] = found["sequence"] if sequence is None else sequence
     missing = [
         field for field in ("vocabulary", "width", "layers", "heads", "sequence") if found[field] is None
     ]
@@ -370,6 +415,14 @@ def shape_of_config(
             "of a decoder, or the module itself."
         )
     kind = config.get("model_type", "")
+    if kind not in _TIED + _UNTIED:
+        raise ParamError(
+            f"{name}: the planner cannot read the sizes of model_type {kind!r}; it knows "
+            f"{', '.join(sorted(_TIED + _UNTIED))}. Give sizes such as width=4096,layers=32,heads=32,vocabulary=32000."
+        )
+    if kind == "falcon":
+        many = config.get("num_kv_heads") if config.get("new_decoder_architecture") else None
+        found["key_heads"] = many or (1 if config.get("multi_query", True) else None)
     plain = kind in _WITHOUT_GATES
     tied = config.get("tie_word_embeddings")
     return DecoderShape(
@@ -377,7 +430,7 @@ def shape_of_config(
         name=name,
         is_gated=not plain,
         has_biases=plain,
-        is_tied=plain if tied is None else bool(tied),
+        is_tied=kind in _TIED if tied is None else bool(tied),
     )
 
 
@@ -405,16 +458,18 @@ def shape_from_text(text: str, *, sequence: int | None = None) -> DecoderShape:
     Raises:
         ParamError: if it is none of these.
     """
+    if sequence is not None and sequence < 1:
+        raise ParamError(f"sequence must be a positive number of positions, got {sequence}.")
     if text in MODELS:
         sizes = vars(MODELS[text])
         return DecoderShape(**{**sizes, "sequence": sequence or sizes["sequence"]})
-    if "=" not in text:
-        if not Path(text).is_dir():
-            raise ParamError(
-                f"{text!r} is no model: give one of {', '.join(MODELS)}, a folder with a config.json, or sizes such as "
-                "width=4096,layers=32,heads=32,vocabulary=32000."
-            )
+    if Path(text).is_dir():
         return shape_of_folder(text, sequence=sequence)
+    if "=" not in text:
+        raise ParamError(
+            f"{text!r} is no model: give one of {', '.join(MODELS)}, a folder with a config.json, or sizes such as "
+            "width=4096,layers=32,heads=32,vocabulary=32000."
+        )
     fields = {name for name in DecoderShape.__dataclass_fields__ if name not in ("name", "sequence")}
     sizes = {}
     for part in text.split(","):

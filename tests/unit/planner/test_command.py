@@ -38,7 +38,7 @@ def test_plan_prints_the_layouts_and_the_best_one_to_paste(
 
 def test_plan_prints_how_a_model_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, picture = tmp_path / "plan.json", tmp_path / "plan.png"
-    arguments = ["plan", "llama-1b", "--batch", "64", "--hosts", "1,2,4", "--weak"]
+    arguments = ["plan", "llama-1b", "--batch", "64", "--hosts", "4,1,2", "--weak"]
     assert main([*arguments, "--json", str(report), "--plot", str(picture)]) == 0
     rows = json.loads(report.read_text())
     assert [row["ranks"] for row in rows] == [8, 16, 32]
@@ -66,6 +66,8 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["llama-1b", "--batch", "8", "--memory", "-1"], "above 0 GiB, got -1"),
         (["llama-1b", "--batch", "8", "--top", "0"], "--top 0 is too few"),
         (["llama-1b", "--batch", "8", "--json", "/nowhere/plan.json"], "there is no such folder"),
+        (["llama-1b", "--batch", "8", "--sequence", "0"], "sequence must be a positive number"),
+        (["llama-1b", "--batch", "8", "--device", "h900", "--measure"], "not h900. Leave out --device"),
         (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),
     ],
 )

@@ -18,6 +18,7 @@ FREE = Link(name="free", latency_s=0.0, bytes_per_s=1e30, occupies=0.0)
 CLUSTER = make_cluster("h100", hosts=4, devices_per_host=8, inside=NEAR, between=FAR)
 SHAPE = DecoderShape(vocabulary=32000, width=2048, layers=16, heads=16, sequence=2048)
 RECIPE = RECIPES["bfloat16"]
+ONE = Parallelism(data=1)
 
 
 def time(sizes: Parallelism, cluster: Cluster = CLUSTER, *, rows: int = 1, microbatches: int = 8) -> StepTime:
@@ -120,3 +121,18 @@ def test_unknown_devices_and_links_are_refused() -> None:
 def test_too_many_stages_are_refused() -> None:
     with pytest.raises(ParamError, match="has 16 blocks, too few for 32 stages"):
         time(Parallelism(data=1, pipeline=32))
+
+
+def test_norms_that_are_not_fused_take_longer() -> None:
+    on_cpu = replace(CLUSTER, device=replace(CLUSTER.device, is_cpu=True))
+    assert time(ONE, on_cpu).passes > time(ONE).passes
+
+
+def test_all_to_all_attention_repeats_keys_for_the_ranks_that_lack_them() -> None:
+    few = replace(SHAPE, key_heads=2)
+    ring, exchanged = (
+        few.on_rank(Parallelism(data=1, context=8, attention=method), RECIPE)
+        for method in ("ring", "all-to-all")
+    )
+    assert exchanged.keys == 4 * ring.keys
+    assert exchanged.saved - ring.saved == pytest.approx(2 * 3 * ring.keys)

@@ -15,6 +15,8 @@ from sparkdl.parallel import Parallelism, on_meta
 from sparkdl.parallel.parallelize import check_parts
 from sparkdl.planner import MODELS, Plan, count, make_cluster, plan
 from sparkdl.planner.cluster import GIB, USABLE
+from sparkdl.planner.layouts import advice
+from sparkdl.planner.measure import _known_gpu
 from sparkdl.planner.memory import memory_of
 from sparkdl.planner.published import compare
 from sparkdl.planner.shape import RECIPES
@@ -148,3 +150,22 @@ def test_of_two_published_ways_to_train_a_model_the_faster_one_is_known() -> Non
 
 def test_memory_of_a_device_can_be_given() -> None:
     assert make_cluster("h100", memory_gib=40.0).device == replace(HOST.device, memory_bytes=40 * GIB)
+
+
+def test_mpi_is_advised_for_cpus_alone() -> None:
+    many = make_cluster("h100", hosts=16)
+    assert "mpi" not in " ".join(advice(many))
+    assert "mpi" in " ".join(advice(replace(many, device=replace(many.device, is_cpu=True))))
+
+
+def test_a_gpu_is_known_by_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, gib, known in (
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
+        ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gib=gib: (0, int(gib * GIB)))
+        device = _known_gpu()
+        assert device is not None
+        assert device.name == known

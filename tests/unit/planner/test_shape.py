@@ -135,3 +135,40 @@ def test_a_module_that_cannot_be_counted_is_refused() -> None:
         count(nn.Linear(4, 4), torch.zeros(2, 5))
     with pytest.raises(ParamError, match="Linear is no decoder"):
         shape_of_module(nn.Linear(4, 4))
+
+
+def test_configurations_without_a_tie_have_that_of_their_family() -> None:
+    sizes = {
+        "vocab_size": 100,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 16,
+        "text_config": None,
+    }
+    tied = {
+        kind: shape_of_config({**sizes, "model_type": kind}).is_tied for kind in ("gemma", "qwen3", "llama")
+    }
+    assert tied == {"gemma": True, "qwen3": False, "llama": False}
+    assert shape_of_config({**sizes, "model_type": "falcon"}).key_heads == 1
+    grouped = {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2}
+    assert shape_of_config({**sizes, **grouped}).key_heads == 2
+    with pytest.raises(ParamError, match="cannot read the sizes of model_type 'bert'"):
+        shape_of_config({**sizes, "model_type": "bert"})
+
+
+def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "date=2024"
+    GPT2Config().save_pretrained(folder)
+    assert shape_from_text(str(folder)).vocabulary == 50257
+
+
+def test_sizes_below_one_are_refused() -> None:
+    with pytest.raises(ParamError, match="head_size must be a positive number, got -8"):
+        DecoderShape(vocabulary=96, width=32, layers=2, heads=4, head_size=-8, sequence=64)
+
+
+def test_a_module_that_trains_nothing_is_refused() -> None:
+    for module in (nn.ReLU(), nn.Linear(4, 4).requires_grad_(False)):
+        with pytest.raises(ParamError, match="no parameters that are trained"):
+            count(module, torch.zeros(1, 4))

@@ -374,8 +374,9 @@ _UNTIED = (
     "gpt_neox",
     "gptj",
     "stablelm",
+    "granite",
+    "glm",
 )
-_UNTIED += ("granite", "glm")
 """Decoders whose head is not tied where ``tie_word_embeddings`` is missing."""
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

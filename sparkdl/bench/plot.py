@@ -112,7 +112,7 @@ def plot_scaling(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_title(case)
         axes.grid(alpha=0.3)
     figure.suptitle("throughput as a multiple of one rank's")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(cases))
     figure.savefig(path)
 
 

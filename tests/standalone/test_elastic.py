@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -128,7 +129,8 @@ def test_a_rank_leaves_an_executor_that_is_decommissioned_without_a_lost_step(tm
         (tmp_path / "stop").touch()
         said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
-    assert "The run continues with 1 rank, without member 0, as asked." in said
+    # Spark chooses which of the two members runs on the first executor.
+    assert re.search(r"The run continues with 1 rank, without member [01], as asked\.", said), said
     assert "was lost" not in said
     value = json.loads((tmp_path / "value.json").read_text())
     assert value["epoch"] == len(value["sizes"])

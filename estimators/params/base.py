@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="CheckedParams")
 
 
-# pyspark's converters for lists and arrays, with types by which setters take any sequence.
+# pyspark's converters for lists and arrays. Their types here let setters take any sequence.
 to_numbers: Callable[[Any], Sequence[float]] = TypeConverters.toListFloat
 to_integers: Callable[[Any], Sequence[int]] = TypeConverters.toListInt
 to_strings: Callable[[Any], Sequence[str]] = TypeConverters.toListString

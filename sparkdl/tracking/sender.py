@@ -40,7 +40,7 @@ MAX_METRICS_PER_MESSAGE = 1000
 _MAX_PARAMS_PER_BATCH = 100
 # BAD_REQUEST is not among them, as MLflow also returns it if its database is gone.
 FINAL_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"})
-"""Codes of the errors with which the server will always refuse a message, whatever its users may do."""
+"""Error codes of messages that the server always refuses. The user's permissions do not matter."""
 
 _REFUSALS = FINAL_REFUSALS | {
     "FEATURE_DISABLED",

@@ -194,7 +194,7 @@ class TrainingStep:
         self._weight_of_update += weight
         if updates:
             divisor = self._divisor(self._plan.rows_of_update(step))
-            # Whether rows of this rank, or of those with which it averages gradients, count in a local update.
+            # Whether rows count in a local update: of this rank, or of the ranks that average gradients with it.
             has_weight = self._distribution.num_averaged > 1 or self._weight_of_update > 0
             if self._distribution.is_local and not (divisor and has_weight):
                 self._update.clear_gradients()

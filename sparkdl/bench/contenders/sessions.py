@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +20,7 @@ from sparkdl.collective import (
 _TIMEOUT_S = 120.0
 
 
-class Trial:
+class Trial(ABC):
     """One contender at one case, on one rank. A trial is made for one turn.
 
     Attributes:
@@ -28,14 +29,14 @@ class Trial:
 
     num_warm_ups = 1
 
-    def prepare(self, repetition: int, operations: int) -> None:
+    def prepare(self, repetition: int, operations: int) -> None:  # noqa: B027 - most trials have nothing to prepare
         """Rewrite the data that the next operations read; not timed."""
 
+    @abstractmethod
     def run(self, operations: int) -> None:
         """Run the operations that are timed."""
-        raise NotImplementedError
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - as above
         """Raise an ``AssertionError`` if the operations gave a wrong result; not timed."""
 
     def result(self) -> dict[str, Any]:

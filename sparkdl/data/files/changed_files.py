@@ -36,11 +36,14 @@ def version_of(file: Any, path: str) -> str | None:
         tags = (f"{name} {details[name]}" for name in TAGS if details.get(name))
         return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
     try:
-        status = os.fstat(file.fileno())
-    except (AttributeError, OSError):
-        if not isinstance(file, pa.OSFile):
-            return None
-        status = os.stat(path)  # fileno of a local file fails in pyarrow 14
+        try:
+            status = os.fstat(file.fileno())
+        except AttributeError:
+            if not isinstance(file, pa.OSFile):
+                return None
+            status = os.stat(path)  # fileno of a local file fails in pyarrow 14
+    except OSError:
+        return None
     return f"{status.st_size} bytes, mtime {status.st_mtime_ns}"
 
 

@@ -112,6 +112,7 @@ class _Message:
         offer: number of the offer.
         num_slots: number of slots that are offered.
         label: what stands for the value of a rank in these slots, which does not leave the offering process.
+        ends_with_members: whether the offer ends when a member in it has ended.
         versions: versions there.
         member: the member that has ended.
         error: why its task could not run; empty otherwise.
@@ -121,6 +122,7 @@ class _Message:
     offer: int = 0
     num_slots: int = 0
     label: str | None = None
+    ends_with_members: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     member: int = -1
     error: str = ""
@@ -159,7 +161,7 @@ class OfferedSlots:
         self._next = 1
         self._stages: dict[int, tuple[int, _OfferedStage]] = {}
         """Offer and stage of each member that was started in a slot and has not ended."""
-        self._labels: dict[int, str | None] = {}
+        self._offers: dict[int, _Message] = {}
         self.offer_of: dict[int, int] = {}
 
     def poll(self) -> None:
@@ -185,7 +187,7 @@ class OfferedSlots:
     def start(self, slot: int, spec: LaunchSpec, channel: DriverChannel) -> Stage:
         """Start a member in a slot."""
         offer = self.offer_of[slot]
-        stage = _OfferedStage(channel, self._labels[offer])
+        stage = _OfferedStage(channel, self._offers[offer].label)
         self._stages[spec.member] = offer, stage
         # Connections are not encrypted: the other end has the secret, and needs nothing of the driver's environment.
         public = replace(spec, environment=(), secret=b"")
@@ -205,7 +207,7 @@ class OfferedSlots:
         conflicts = version_conflicts(self._versions, message.versions)
         self._rendezvous.set(_answer_key(number), "; ".join(conflicts).encode())
         if not conflicts:
-            self._labels[number] = message.label
+            self._offers[number] = message
             for slot, _ in zip(self._slots, range(message.num_slots), strict=False):
                 self.offer_of[slot] = number
 
@@ -214,8 +216,10 @@ class OfferedSlots:
 
     def _end(self, member: int, error: str) -> None:
         if member in self._stages:
-            _, stage = self._stages.pop(member)
+            offer, stage = self._stages.pop(member)
             stage.end(error)
+            if self._offers[offer].ends_with_members:
+                self._withdraw(offer)
 
 
 class _OfferedStage:
@@ -337,6 +341,7 @@ class SlotOffer:
             kind="offer",
             num_slots=self._num_slots,
             label=self._label,
+            ends_with_members=self._ends_with_members,
             versions=installed_versions(),
         )
         offer = rendezvous.post(_OFFERS, message.to_json())

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sparkdl.parallel.context import SharedAttention
 
 NAMES_OF_POSITIONS = ("positions", "position_ids")
-"""The arguments by which models take the numbers of positions."""
+"""Names of the arguments for the numbers of positions."""
 
 _sharing: weakref.WeakValueDictionary[dist.ProcessGroup, Verification] = weakref.WeakValueDictionary()
 """The verification of the model that shares sequences among the ranks of a group; it lives as long as the model."""

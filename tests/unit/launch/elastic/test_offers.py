@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -81,6 +82,27 @@ def test_neither_the_secret_nor_the_drivers_variables_are_sent_to_another_machin
     assert spec.secret not in sent
     assert b"of the driver" not in sent
     assert pickle.loads(sent)[1].payload == spec.payload
+
+
+def test_no_member_is_started_in_an_offer_that_ended_with_its_member(
+    coordinator: Coordinator, slots: OfferedSlots
+) -> None:
+    spec = spec_of_launch()
+    with (
+        RendezvousClient.connect(coordinator.address, SECRET, timeout_s=10.0) as client,
+        DriverChannel(SECRET, 1, host="127.0.0.1") as channel,
+    ):
+        for number, ends_with_members in ((1, True), (2, False)):
+            offer = module._Message(
+                kind="offer", num_slots=1, ends_with_members=ends_with_members, versions=installed_versions()
+            )
+            client.prefix(PREFIX).post("offers", offer.to_json())
+            slots.poll()
+            slots.start(max(slots.offer_of), replace(spec, member=number), channel)
+        for member in (1, 2):
+            client.prefix(PREFIX).post("offers", module._Message(kind="ended", member=member).to_json())
+        slots.poll()
+    assert list(slots.offer_of.values()) == [2]
 
 
 def test_slots_are_withdrawn_when_their_process_ends(coordinator: Coordinator, slots: OfferedSlots) -> None:

@@ -19,7 +19,7 @@ from sparkdl.data.spark.columns import (
     quoted,
     without_decimals,
 )
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
 from sparkdl.estimators.params.table import default_values
@@ -28,17 +28,18 @@ from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import TrainingSummary
-from sparkdl.model.saved_model import load_model, save_model
+from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.spark.session import threads_by_settings
 from sparkdl.training.history import EpochRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import torch
     from pyspark.sql import Column, DataFrame
 
-    from sparkdl.model.saved_model import SavedModel
+    from sparkdl.model.inputs import PrepareFunction
 
 T = TypeVar("T", bound="TorchModel")
 
@@ -59,15 +60,79 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     The module runs once per row, in Spark's Python workers. Each worker loads it once. No job runs before the
     DataFrame is used. A streaming DataFrame stays a streaming DataFrame.
 
-    Made by :meth:`sparkdl.estimators.TorchEstimator.fit` and by :meth:`load`.
+    Made by :meth:`sparkdl.estimators.TorchEstimator.fit`, by :meth:`from_module` and by :meth:`load`.
     """
 
     def __init__(self, saved: SavedModel, summary: TrainingSummary | None = None) -> None:
+        if not isinstance(saved, SavedModel):
+            raise ParamTypeError(
+                f"TorchModel cannot be made of a {type(saved).__name__} alone, as example rows show what goes into a "
+                "module and what comes out. Call TorchModel.from_module(module, example=df, featuresCol=...)."
+            )
         super().__init__()
         self._setDefault(**default_values(type(self)))
         self._saved = saved
         self._summary = summary or TrainingSummary()
         self._scoring = ScoringModels(saved)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: torch.nn.Module,
+        *,
+        example: DataFrame,
+        outputs: str | Mapping[str, str] = "value",
+        labels: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+        featuresCol: str | Sequence[str] = "features",
+        passFeaturesBy: str | None = None,
+        prepareFeatures: PrepareFunction | None = None,
+        paddingValue: float | None = None,
+        **params: Any,
+    ) -> TorchModel:
+        """Return a model for a module that was trained elsewhere, without a fit.
+
+        The module is tried on example rows, as in a fit: this finds its inputs, their dtypes, and the shape of its
+        outputs. The model can then do all that a fitted one can. It holds the module itself, on CPU and in
+        ``eval()`` mode.
+
+        Args:
+            module: the trained module.
+            example: DataFrame with the feature columns. Up to 100 rows without nulls are read; they have to be like
+                those to predict, so that arrays that may differ in length do so.
+            outputs: meaning of the module's output: ``"value"``; ``"class"``, one score per class, whose softmax is
+                the probabilities; ``"class_margin"``, scores that give no probabilities; ``"binary_logit"`` and
+                ``"binary_probability"``, one number for the second of two classes. For several outputs a dict of
+                these by the output's name, as the module names them in a dict or orders them in a tuple.
+            labels: labels of the classes, in the order of the scores: strings, booleans or integers; None for their
+                numbers. For several outputs a dict by the output's name.
+            featuresCol: feature column, or a list of them.
+            passFeaturesBy: as for :class:`~sparkdl.estimators.TorchEstimator`, and so are the next two.
+            prepareFeatures: function that makes the module's inputs of the columns.
+            paddingValue: value that pads arrays to the longest of a batch.
+            params: further Params of the model, such as ``predictionCol``, ``probabilityCol`` and
+                ``predictionBatchSize``.
+
+        Raises:
+            ParamTypeError: if ``module`` is no torch module.
+            ParamError: if an argument does not fit what the module returns, or a row's output depends on other rows.
+            DataError: if the columns are missing, have no rows without nulls, or do not fit the module.
+        """
+        from sparkdl.estimators.given_module import describe_module  # it imports this module
+
+        saved = describe_module(
+            module,
+            example,
+            outputs=outputs,
+            labels=labels,
+            featuresCol=featuresCol,
+            passFeaturesBy=passFeaturesBy,
+            prepareFeatures=prepareFeatures,
+            paddingValue=paddingValue,
+        )
+        saved.module.to("cpu").eval()
+        model = cls(saved).setParams(featuresCol=featuresCol, **params)
+        check_scored_columns(scored_columns_of(model), saved.signature.outputs)
+        return model
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: uid={self.uid}, module {type(self.module).__name__}"

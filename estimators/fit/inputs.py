@@ -279,7 +279,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
             [MATRIX], params
         )  # before the model is tried on a row in which a label may have that name
     named = labels_by_column(params.getLabels(), params.label_names())
-    rows = _first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
+    rows = first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     row = {name: values[:1] for name, values in rows.items()}
     probed = probe(
         params.getModel(),
@@ -289,7 +289,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         row=row,
         labels=trial_labels(heads, dataset, row, named),
         weighted=weight is not None,
-        pair=_different_rows({name: rows[name] for name in inputs.names}),
+        pair=most_different_rows({name: rows[name] for name in inputs.names}),
     )
     check_names((entry.name for entry in probed.inputs.inputs), params)
     num_rows = dataset.num_rows if training is None else sum(training.counts or ())
@@ -472,7 +472,7 @@ _NUM_ROWS_TRIED = 8
 """Number of first rows among which two are chosen that differ."""
 
 
-def _different_rows(rows: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+def most_different_rows(rows: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Return the first row and the one that differs most from it: in lengths of arrays, then in values."""
 
     def difference(index: int) -> tuple[int, int]:
@@ -485,7 +485,8 @@ def _different_rows(rows: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArr
     return {name: values[[0, second]] for name, values in rows.items()}
 
 
-def _first_rows(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+def first_rows(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return the first rows of columns, arrays with an item per row."""
     with data.ParquetFeed(
         dataset, columns=names, rank=0, world_size=1, batch_size=_NUM_ROWS_TRIED, shuffle=False
     ) as feed:

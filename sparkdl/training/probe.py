@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from sparkdl.model.losses import PredictionKind
     from sparkdl.training.spec import OptimizerFactory
 
 
@@ -352,6 +353,45 @@ class ProbeResult:
     optimizer: Optimizer
 
 
+@dataclass(frozen=True)
+class TriedOutputs:
+    """Outputs of a model for one row.
+
+    Attributes:
+        inputs: inputs, with the dtypes in which they enter the model.
+        outputs: output for the row by its name, tensors of shape ``(1, *shape)``.
+        module: copy of the model that computed them.
+        shared: its parameters that are not copies.
+    """
+
+    inputs: ModelInputs
+    outputs: Mapping[str, Tensor]
+    module: nn.Module
+    shared: Sequence[nn.Parameter]
+
+
+def try_outputs(
+    model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], row: Arrays, pair: Arrays | None = None
+) -> TriedOutputs:
+    """Pass one row through a copy of a model, and a pair of rows, whose outputs must not depend on each other.
+
+    The arguments and errors are those of :func:`probe`.
+    """
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ParamError(
+            "Param model has lazy layers without weights. Call the model once on a batch before."
+        )
+    # In eval() mode, because BatchNorm cannot normalize one row; on a copy, because buffers may change in any mode.
+    trial, shared = trial_copy(model, model)
+    trial.to(_CPU).eval()
+    inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
+    outputs = outputs_of_rows(returned, heads, 1)
+    if pair is None:
+        pair = {name: np.concatenate([values, values]) for name, values in row.items()}
+    check_rows_are_independent(trial, inputs, heads, pair)
+    return TriedOutputs(inputs, outputs, trial, shared)
+
+
 def probe(
     model: nn.Module,
     optimizer: OptimizerFactory,
@@ -382,46 +422,38 @@ def probe(
             tensors with one entry per row or do not suit the loss, the factory makes no optimizer, the optimizer cannot
             step by gradients alone, or rows are weighted and a loss reduces over them.
     """
-    if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise ParamError(
-            "Param model has lazy layers without weights. Call the model once on a batch before fit."
-        )
-    # In eval() mode, because BatchNorm cannot normalize one row; on a copy, because buffers may change in any mode.
-    trial, shared = trial_copy(model, model)
     _warn_about_frozen_statistics(model)
-    trial.to(_CPU).eval()
-    gradients = TrialGradients(trial, shared)
-    inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
-    outputs = outputs_of_rows(returned, heads, 1)
-    if pair is None:
-        pair = {name: np.concatenate([values, values]) for name, values in row.items()}
-    check_rows_are_independent(trial, inputs, heads, pair)
+    tried = try_outputs(model, inputs, heads, row, pair)
+    inputs, outputs, trial = tried.inputs, tried.outputs, tried.module
+    gradients = TrialGradients(trial, tried.shared)
     losses = {head.label.name: head.loss for head in heads}
     made = make_optimizer(optimizer, trial)
     num_classes = tuple(
         _count_classes(head.loss, outputs[head.label.name]) if head.loss is not None else None
         for head in heads
     )
-    tried = tuple(
+    heads = tuple(
         _try_labels(trial, gradients, head, outputs.get(head.label.name), labels[head.label.name], weighted)
         for head in heads
     )
     if gradients.found.any_found:
-        try_optimizer(made, shared)
+        try_optimizer(made, tried.shared)
     return ProbeResult(
         inputs=inputs,
-        heads=tried,
+        heads=heads,
         num_classes=num_classes,
         prediction_shapes={
-            name: _prediction_shape(losses.get(name), tensor) for name, tensor in outputs.items()
+            name: prediction_shape("value" if loss is None else prediction_kind(loss), tensor)
+            for name, tensor in outputs.items()
+            for loss in [losses.get(name)]
         },
         gradients=gradients.found,
         optimizer=made,
     )
 
 
-def _prediction_shape(loss: LossFunction | None, outputs: Tensor) -> tuple[int, ...]:
-    kind = "value" if loss is None else prediction_kind(loss)
+def prediction_shape(kind: PredictionKind, outputs: Tensor) -> tuple[int, ...]:
+    """Return the shape of one row's prediction; ``()`` for a number."""
     shape = tuple(decide(outputs.detach(), kind).shape[1:])
     return () if shape == (1,) else shape
 

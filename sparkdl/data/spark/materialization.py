@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
-from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
 from sparkdl.data.spark.in_place import open_in_place
 from sparkdl.data.spark.reading import reading_job
@@ -264,6 +266,61 @@ def obtain_dataset(
             return Obtained(dataset, staged.hand_over_use(), is_shared=False)
 
 
+def describe_first_rows(
+    df: DataFrame,
+    columns: Sequence[str],
+    folder: str | os.PathLike[str],
+    *,
+    num_rows: int,
+    vector_dtype: str,
+    allow_ragged: bool,
+) -> ParquetDataset:
+    """Return the first rows without nulls as a dataset in a local folder of the driver, which needs no Store.
+
+    Args:
+        df: the DataFrame, of classic Spark or Spark Connect.
+        columns: names of its columns, as for :func:`materialize`.
+        folder: existing local folder.
+        num_rows: number of rows.
+        vector_dtype: dtype of the elements of vector columns.
+        allow_ragged: whether arrays of a column may differ in length, or be empty.
+
+    Raises:
+        DataError: as :func:`materialize`.
+    """
+    from pyspark.sql.types import StructType
+
+    fields = check_types(df.schema, columns)
+    check_case(df, columns)
+    names = [field.name for field in fields]
+    spark = df.sparkSession
+    chosen = df.select(*map(quoted, names)).dropna(subset=[quoted(name) for name in names])
+    with reading_job(spark, "reading example rows", columns=names):
+        # Spark reads one partition after the other until it has the rows.
+        rows = spark.createDataFrame(chosen.limit(num_rows).collect(), StructType(fields))
+        structs = _structs(rows, fields, vector_dtype).coalesce(1)
+        collected = structs.mapInArrow(_as_stream, "stream binary").collect()
+    batches = [batch for (stream,) in collected for batch in pa.ipc.open_stream(bytes(stream))]
+    url = absolute_url(folder)
+    (report,) = [
+        WrittenFile.from_json(made.column(0)[0].as_py())
+        for made in write_partition(iter(batches), url, names, ROW_GROUP_BYTES)
+    ] or [WrittenFile()]
+    if not report.num_rows:
+        raise no_rows_error()
+    check_census(report.columns, report.num_rows)
+    return scan_dataset(url, names, _shapes(fields, report.columns, allow_ragged=allow_ragged))
+
+
+def _as_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each batch as one value: the bytes of an Arrow stream."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.RecordBatch.from_pydict({"stream": [sink.getvalue().to_pybytes()]})
+
+
 def _share(request: _Request, key: str) -> Obtained | None:
     """Return the dataset of that key, which the first process writes; None if files or settings change meanwhile."""
     store = request.store
@@ -301,10 +358,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     if request.on_write is not None:
         request.on_write()
     names = [field.name for field in request.fields]
-    # One expression for one column: mapInArrow calls the JVM several times for each column, and on classic Spark it
-    # fails on dots in column names.
-    parts = ", ".join(f"{quoted(name)} as c{index}" for index, name in enumerate(names))
-    rows = _with_arrays(df, request.fields, request.vector_dtype).selectExpr(f"struct({parts}) as row")
+    rows = _structs(df, request.fields, request.vector_dtype)
     task = partial(
         write_partition,
         url=staged.url,
@@ -326,25 +380,36 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         add_up(census, file.columns)
     # Before the shapes, because a column of nulls has no lengths.
     check_census(census, num_rows)
-    shapes = _shapes(request, census)
+    shapes = _shapes(request.fields, census, allow_ragged=request.allow_ragged)
     files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
     described = scan_dataset(staged.url, names, shapes, [file.path for file in files])
     return replace(described, versions={})  # as for a process that finds the dataset in the Store
 
 
-def _shapes(request: _Request, census: dict[str, ColumnCensus]) -> dict[str, tuple[int | None, ...]]:
+def _shapes(
+    fields: Sequence[StructField], census: dict[str, ColumnCensus], *, allow_ragged: bool
+) -> dict[str, tuple[int | None, ...]]:
     shapes = {}
-    for field in request.fields:
+    for field in fields:
         depth = array_depth(field.dataType)
         seen = census[field.name].lengths
         levels = [*seen, *[(None, None)] * (depth - len(seen))]  # levels inside of empty arrays were not seen
         if depth:
             shapes[field.name] = tuple(
-                common_length(field.name, least, greatest, allow_ragged=request.allow_ragged)
+                common_length(field.name, least, greatest, allow_ragged=allow_ragged)
                 for least, greatest in levels
             )
     return shapes
+
+
+def _structs(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:
+    """Return the columns as one column of structs, with vectors as arrays.
+
+    mapInArrow calls the JVM several times for each column, and on classic Spark it fails on dots in column names.
+    """
+    parts = ", ".join(f"{quoted(field.name)} as c{index}" for index, field in enumerate(fields))
+    return _with_arrays(df, fields, vector_dtype).selectExpr(f"struct({parts}) as row")
 
 
 def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:

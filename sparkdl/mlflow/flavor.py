@@ -253,8 +253,8 @@ def _saved(model: Any, folder: str) -> LoggedModelSpec:
 
     if not isinstance(model, TorchModel):
         raise ParamTypeError(
-            f"sparkdl.mlflow takes the TorchModel that a fit returns, got {type(model).__module__}."
-            f"{type(model).__name__}. A bare torch module is logged by mlflow.pytorch."
+            f"sparkdl.mlflow takes a TorchModel, got {type(model).__module__}.{type(model).__name__}. "
+            "TorchModel.from_module(module, example=df, featuresCol=...) makes one of a torch module."
         )
     return save_for_mlflow(model, folder)
 

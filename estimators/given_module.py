@@ -1,6 +1,6 @@
 """The signature of a module that was trained elsewhere, found by trying the module on example rows.
 
-Runs on the *driver*. A fit finds the same from its training rows, in :mod:`sparkdl.estimators.fit.inputs`.
+A fit finds the same from its training rows, in :mod:`sparkdl.estimators.fit.inputs`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sparkdl.data.spark.columns import check_frame, check_types, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import ParamError, ParamTypeError
 from sparkdl.estimators.fit.inputs import check_columns, first_rows, make_inputs, most_different_rows
+from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.params.inputs import labels_by_column
-from sparkdl.estimators.params.table import check_entries
-from sparkdl.estimators.torch_estimator import TorchEstimator
+from sparkdl.estimators.params.table import check_entries, default_values
 from sparkdl.model.heads import NO_LABEL, Head, LabelColumn
 from sparkdl.model.losses import PredictionKind
 from sparkdl.model.saved_model import SavedModel
@@ -62,7 +62,9 @@ def describe_module(
             raise ParamError(
                 f"outputs is {kind!r} for {name!r}, and an output is one of {', '.join(OUTPUT_KINDS)}."
             )
-    params = TorchEstimator(model=module, **features)
+    params = _TorchEstimatorParams()
+    params._setDefault(**default_values(_TorchEstimatorParams))
+    params.setParams(model=module, **features)
     check_entries(params)
     names = params.getFeaturesCols()
     check_columns(params, [(params.featuresCol, names)], example.columns)

@@ -117,7 +117,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             ParamError: if an argument does not fit what the module returns, or a row's output depends on other rows.
             DataError: if the columns are missing, have no rows without nulls, or do not fit the module.
         """
-        from sparkdl.estimators.given_module import describe_module  # it imports this module
+        from sparkdl.estimators.given_module import describe_module  # with what fits need, which takes time
 
         saved = describe_module(
             module,

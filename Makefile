@@ -42,7 +42,7 @@ demo: setup
 test: setup
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(ALL_PARTS)
 
-test-without-spark: TESTS := tests --ignore=tests/spark --numprocesses 2 --dist loadfile
+test-without-spark: TESTS := tests --ignore=tests/spark --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test-spark-local test-spark-cluster test-spark-connect: TESTS = tests/spark --spark $(@:test-spark-%=%)
 $(ALL_PARTS): SHELL := bash
 $(ALL_PARTS): .SHELLFLAGS := -o pipefail -c

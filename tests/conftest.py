@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SPARK_MODES = ("local", "cluster", "connect")
 
+BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of JVMs that run for minutes: their best compiler would take more time than it saves."""
+
 # On a busy machine an example may exceed a deadline.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")
@@ -98,6 +101,8 @@ def spark(spark_mode: str) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", BRIEF_JVM)
+        .config("spark.executor.extraJavaOptions", BRIEF_JVM)
         .getOrCreate()
     )
     app = session.sparkContext.applicationId if spark_mode == "cluster" else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.monitor import compute_throughput, monitor_communication
+from tests.collective.late_join import joined_last
 from tests.run_ranks import RankEnvironment
 
 ELEMENTS = 250_000
@@ -25,13 +25,8 @@ def compare_figures(environment: RankEnvironment) -> dict[str, Any]:
         for _ in range(4):
             communicator.allreduce(array)
         summed = monitor_communication()
-        if environment.rank == 2:
-            for rank in (0, 1):
-                environment.rendezvous.get(f"here/{rank}", 60.0)
-            time.sleep(LATE_S)
-        else:
-            environment.rendezvous.set(f"here/{environment.rank}", b"")
-        communicator.allreduce(array)
+        with joined_last(communicator, "allreduce", late_rank=2, key="late", wait_s=LATE_S):
+            communicator.allreduce(array)
         late = monitor_communication()
         nothing = monitor_communication()
         pair = communicator.split([0, 1], "pair")

@@ -17,8 +17,10 @@ from tests.runner.local_runner import make_runner
     "train",
     [
         functions.train_for_horovod,
-        functions.train_pipeline,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (functions.train, functions.train_sharded)),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (functions.train, functions.train_sharded, functions.train_pipeline)
+        ),
     ],
 )
 def test_run_restarts_from_its_last_commit_after_a_killed_rank_and_ends_with_the_same_weights(

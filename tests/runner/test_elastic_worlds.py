@@ -149,7 +149,7 @@ def test_a_process_set_with_a_number_that_does_not_exist_is_an_error_and_no_sum(
     assert all("hvd.add_process_set()" in message for message in values)
 
 
-@pytest.mark.parametrize("function", [train, train_for_horovod])
+@pytest.mark.parametrize("function", [train, pytest.param(train_for_horovod, marks=pytest.mark.slow)])
 def test_a_run_that_loses_a_rank_continues_and_takes_in_another(function, tmp_path, caplog):
     undisturbed = make_runner().run(function, None)
     assert undisturbed["sizes"] == [2] * NUM_EPOCHS

@@ -425,7 +425,10 @@ def check_each_converges_as_averaged_gradients_do_and_repeats_to_the_bit() -> No
 CHECKS = checks_in(__name__)
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["two ranks", "three ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, id="two ranks", marks=pytest.mark.slow), pytest.param(3, id="three ranks")],
+)
 def outcomes(request: pytest.FixtureRequest) -> Any:
     return run_checks([__name__], request.param)
 

@@ -193,8 +193,12 @@ def kill_at(*moments: tuple[int, int, int]) -> Callable[[Fit, int, dict[str, Any
     "changes",
     [
         pytest.param({"synchronization": LocalSGD(every=3)}, id="local"),
-        pytest.param({"synchronization": DiLoCo(every=3, momentum=0.5, overlap=True)}, id="overlapped"),
-        pytest.param({"compression": PowerSGD(rank=1)}, id="compressed"),
+        pytest.param(
+            {"synchronization": DiLoCo(every=3, momentum=0.5, overlap=True)},
+            id="overlapped",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"compression": PowerSGD(rank=1)}, id="compressed", marks=pytest.mark.slow),
     ],
 )
 def test_a_fit_that_loses_ranks_goes_on_from_the_last_synchronization(tmp_path: Path, changes: Any) -> None:

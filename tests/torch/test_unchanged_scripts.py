@@ -389,6 +389,7 @@ def test_accelerate_trains_one_model(tmp_path: Path, device: str) -> None:
     assert flat(ours) == pytest.approx(flat(alone), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow  # tests/cli/test_readme.py runs Accelerate, which Trainer uses, daily
 @pytest.mark.parametrize(
     "given",
     [

@@ -163,7 +163,7 @@ def assert_same_updates(resumed: Outcome, whole: Outcome) -> None:
         assert mine.metrics == pytest.approx(theirs.metrics, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_other_numbers_of_ranks_take_the_same_rows_in_each_update(more_rows, on_two_ranks, world_size):
     folder, outcomes = on_two_ranks
     specs = [

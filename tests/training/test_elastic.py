@@ -172,7 +172,10 @@ def kill_in_turn(*members: int) -> Callable[[Fit, int, dict[str, Any]], None]:
 
 @pytest.mark.parametrize(
     "members",
-    [pytest.param((1,), id="one rank"), pytest.param((0, 3, 2), id="rank 0, its successor, another")],
+    [
+        pytest.param((1,), id="one rank", marks=pytest.mark.slow),
+        pytest.param((0, 3, 2), id="rank 0, its successor, another"),
+    ],
 )
 def test_a_fit_that_loses_ranks_makes_the_updates_of_one_that_does_not(dataset, tmp_path, members):
     expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
@@ -260,6 +263,7 @@ def test_ranks_join_while_a_fit_runs_and_every_row_still_counts_once(dataset, tm
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
+@pytest.mark.slow  # tests/unit/data/feed/test_planned_feed.py has changing shares daily
 def test_a_rank_that_is_lost_or_joins_leaves_rows_divided_by_speed_exact(dataset, tmp_path):
     """Each world begins with equal rows; steps are long enough for changes within worlds."""
     spec = slow_spec(tmp_path, epochs=4, balance="speed")
@@ -288,6 +292,7 @@ class SlowOnOneRank(nn.Sequential):
         return super().forward(rows)
 
 
+@pytest.mark.slow  # tests/unit/training/test_balance.py finds such ranks daily; SIGTERM replaces one
 def test_a_rank_that_is_slow_for_long_is_named_and_replaced(dataset, tmp_path, caplog, capfd):
     named: list[tuple[int, float]] = []
 
@@ -380,7 +385,7 @@ def test_a_fit_that_loses_all_ranks_continues_from_its_last_checkpoint(dataset, 
     [
         pytest.param(Parallelism(tensor=2), 2, id="tensor", marks=pytest.mark.slow),
         pytest.param(Parallelism(shard=2), 4, id="shard"),
-        pytest.param(Parallelism(pipeline=2), 2, id="pipeline"),
+        pytest.param(Parallelism(pipeline=2), 2, id="pipeline", marks=pytest.mark.slow),
     ],
 )
 def test_replicas_of_a_divided_model_are_lost_and_replaced_as_a_whole(

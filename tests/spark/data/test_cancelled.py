@@ -65,6 +65,7 @@ def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
     assert launch(functions.sum_of_ranks) == [3.0, 3.0]
 
 
+@pytest.mark.slow_on("local")
 @pytest.mark.no_cluster_needed
 def test_rows_whose_writing_spark_cancels_are_removed(
     spark: SparkSession, cancel: Callable[[], None], hold: Callable[[Any], Any], tmp_path: Path

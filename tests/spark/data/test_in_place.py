@@ -31,6 +31,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
+@pytest.mark.slow_elsewhere
 def test_a_plain_read_is_not_copied(spark: SparkSession, folder: Path, store: Store) -> None:
     for df in (spark.read.parquet(str(folder)), spark.read.parquet(str(folder)).select("pair", "x", "day")):
         dataset = materialize(df, ["x", "pair", "day"], store)

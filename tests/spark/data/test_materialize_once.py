@@ -127,6 +127,7 @@ def test_python_functions_have_no_key(spark: SparkSession) -> None:
     assert shared_key(spark.range(50).mapInPandas(lambda frames: frames, "id bigint"), {}) is None
 
 
+@pytest.mark.slow_elsewhere
 def test_rows_in_memory_are_shared_only_if_they_are_equal(spark: SparkSession, store: Store) -> None:
     df = spark.createDataFrame([(1,), (2,)], "x bigint")
     other = spark.createDataFrame([(1,), (3,)], "x bigint")

@@ -69,6 +69,7 @@ def spoil(path: Path, *, row_group: int, column: int) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+@pytest.mark.slow_elsewhere
 @pytest.mark.skipif(pyspark.__version__ < "4", reason="Spark 3.5 does not name the file")
 def test_a_damaged_file_is_named_whether_rows_are_read_in_place_or_copied(
     spark: SparkSession, damaged: Path, store: Store

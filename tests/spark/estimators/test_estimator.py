@@ -98,7 +98,7 @@ def test_a_train_step_finds_its_place_and_the_threads_of_its_slot(frame, tmp_pat
     assert seen == list(range(NUM_ROWS)), "each row once"
 
 
-@pytest.mark.slow_on("local")
+@pytest.mark.slow_on("local", "connect")
 def test_killed_rank_ends_the_fit_long_before_any_deadline_and_leaves_nothing(frame, tmp_path):
     estimator = make_estimator(tmp_path, loss=LossThatKillsRankOneOnce(tmp_path, call=20), epochs=500)
     with pytest.raises(RankError, match=r"SIGKILL \(out of memory\?\) in epoch \d+, step \d+") as caught:

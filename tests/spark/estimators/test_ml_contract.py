@@ -170,6 +170,7 @@ def test_a_param_map_reaches_the_estimator_in_a_pipeline_and_its_model(case, pip
     assert stage.getPredictionCol() == "guess"
 
 
+@pytest.mark.slow_elsewhere
 def test_pipelines_are_saved_and_loaded_by_sparks_own_writers(case, piped, parts, tmp_path):
     pipeline, estimator, model = piped
     where = f"file:{tmp_path}/Q%20b c"  # Spark takes it as it stands

@@ -57,6 +57,7 @@ class Scraper:
                 self.text = text
 
 
+@pytest.mark.slow_elsewhere
 def test_a_fit_is_watched_while_it_runs(frame: Any, tracked: Path, caplog: pytest.LogCaptureFixture) -> None:
     monitor = Monitor(
         seconds=0.1,

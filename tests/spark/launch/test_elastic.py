@@ -45,6 +45,7 @@ def messages(caplog) -> str:
     return "\n".join(record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow_elsewhere
 def test_a_fit_that_loses_a_rank_continues_with_the_others(frame, undisturbed, tmp_path, caplog):
     estimator = make_estimator(
         tmp_path, model=make_model(), loss=LossThatKillsRankOneOnce(tmp_path), elastic=True, **BATCHES
@@ -91,6 +92,7 @@ def test_ranks_join_a_fit_where_slots_are_free(frame, tmp_path, caplog):
     assert_same_fit(model, alone)
 
 
+@pytest.mark.slow  # tests/training/test_elastic.py replaces replicas daily
 @pytest.mark.any_spark_will_do
 def test_a_replica_of_a_divided_model_is_started_again_as_a_whole(frame, undisturbed, tmp_path, caplog):
     loss = LossThatKillsRankOneOnce(tmp_path)

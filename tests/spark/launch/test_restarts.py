@@ -74,7 +74,7 @@ def fit_and_restart(estimator, frame, caplog):
     return model, said
 
 
-@pytest.mark.slow_on("local", "connect")
+@pytest.mark.slow_elsewhere
 def test_a_fit_whose_rank_was_killed_restarts_and_ends_with_the_same_weights(
     frame, undisturbed, tmp_path, caplog
 ):

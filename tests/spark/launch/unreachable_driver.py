@@ -91,7 +91,8 @@ def main(root: Path) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     coordinating_task.Coordinator = UnreachableCoordinator
     coordinating_task._CoordinatingJob = KnownJob
-    SparkSession.builder.remote("local[4]").getOrCreate()
+    builder = SparkSession.builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    builder.remote("local[4]").getOrCreate()
     outcomes: dict[str, Any] = {}
     for what in tuple(sys.argv[2:]) or ("kill", "raise", "lose coordinator"):
         folder = root / what

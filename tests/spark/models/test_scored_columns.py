@@ -74,6 +74,7 @@ def test_copies_of_a_model_are_loaded_once_per_process(frame, tmp_path):
     assert len(num_loads(tmp_path)) < 3, "some process scored for two of them"
 
 
+@pytest.mark.slow_elsewhere
 def test_vector_columns_for_evaluators_need_one_pass_over_the_rows(frame, tmp_path):
     model = make_model(tmp_path, **ALL, predictionBatchSize=64)
     holes = frame.withColumn("image", F.when(F.col("id") % 2 == 0, F.col("image"))).repartition(7)

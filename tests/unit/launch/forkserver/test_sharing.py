@@ -281,7 +281,7 @@ def test_process_that_exits_and_can_start_no_thread_disconnects() -> None:
 
 
 def test_workers_that_connect_and_disconnect_at_the_same_time_always_get_their_rank() -> None:
-    num_rounds = 8
+    num_rounds = 4
     with workers((), (), ()) as crowd:
         for worker in crowd:
             for _ in range(num_rounds):

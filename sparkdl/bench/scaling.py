@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isclose, prod
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")
 AGAINST = {
     "gloo": ("DDP on gloo", "gloo"),
+    "gloo tuned": ("DDP on gloo tuned", "gloo tuned"),
     "mpi": ("DDP on mpi", "gloo and mpi"),
     "horovod": ("hvd of Horovod", "horovod"),
 }
@@ -89,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        default="gloo",
+        default="gloo,gloo tuned",
         help=f"other libraries that train the same job, of {', '.join(AGAINST)} (default: %(default)s)",
     )
     parser.add_argument(
@@ -124,7 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     counts, modes = _check(arguments)
     if needed := missing_contenders({"torch": "torch"}):
         raise ParamError(f"sparkdl bench scaling: {needed['torch']}")
-    missing = missing_contenders(dict(AGAINST[name] for name in _others(arguments)))
+    others = dict(AGAINST[name] for name in _others(arguments))
+    missing = missing_contenders(others) | impossible_contenders(arguments, others)
     contenders = make_contenders(arguments, counts, missing)
     _say_what_limits(arguments, counts)
     rows = []
@@ -145,9 +147,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 _LEGEND = (
     "speed-up: of one rank's throughput (strong), or times as many rows in the time (weak). efficiency: speed-up per\n"
-    "rank. waits: share of a step in which a rank waits for others; of sparkdl's contenders as they count it, of\n"
-    "others what the same ranks gain if none communicates (alone). processor: share of its threads' time in which a\n"
-    "rank computes. epoch: by the median step. memory: most of a rank."
+    "rank. communication efficiency: share of a step in which a rank is not blocked in communication; of sparkdl's\n"
+    "contenders as monitor_communication counts it, of others the time of the same ranks if none communicates (alone)\n"
+    "as a share of theirs. utilization: FLOP/s as a share of those of one rank alone on each rank, or on as many as\n"
+    "this machine has cores for. processor: share of its threads' time in which a rank computes. epoch: by the median\n"
+    "step. memory: most of a rank."
 )
 
 
@@ -191,6 +195,20 @@ def _check_hosts(arguments: argparse.Namespace) -> None:
         raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
 
 
+def impossible_contenders(arguments: argparse.Namespace, contenders: Iterable[str]) -> dict[str, str]:
+    """Return why contenders of other libraries cannot take part with these options, by contender."""
+    if arguments.master:
+        return dict.fromkeys(contenders, "the tasks of --master are launched by sparkdl alone.")
+    if not arguments.megabits:
+        return {}
+    why = {
+        "DDP on gloo tuned": "its four connections are over loopback, which does not join the hosts of --megabits.",
+        "DDP on mpi": "its ranks are started on one host, and --megabits makes several.",
+        "hvd of Horovod": "its ranks are started on one host, and --megabits makes several.",
+    }
+    return {name: why[name] for name in contenders if name in why}
+
+
 def _say_what_limits(arguments: argparse.Namespace, counts: Sequence[int]) -> None:
     cores = len(os.sched_getaffinity(0))
     if not arguments.master and counts[-1] * arguments.threads > cores:
@@ -227,8 +245,7 @@ def make_contenders(
             contenders.append(ScalingContender(name=strategy, ranks=ranks, sizes=sizes, readers=readers))
         for other in _others(arguments):
             name, library = AGAINST[other]
-            is_possible = not arguments.master and not (arguments.megabits and other != "gloo")
-            if name not in missing and is_possible:
+            if name not in missing:
                 contenders.append(
                     ScalingContender(name=name, ranks=ranks, library=library, way=name, readers=ranks)
                 )
@@ -313,7 +330,10 @@ def _measure(
     steps = dict.fromkeys(cases, 2)  # of the first turn, which only tells how many the others take
     for turn in range(arguments.rounds + 1):
         for contender, case in cases.items():
-            announce(f"measuring {contender.name} on {contender.ranks}, turn {turn} of {arguments.rounds}")
+            when = f"turn {turn} of {arguments.rounds}" if turn else "warm-up"
+            announce(
+                f"measuring {contender.name} on {contender.ranks}, {case['rows']} rows in a step, {when}"
+            )
             answers = measure(contender, case, steps[contender])
             times = [max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)]
             if turn == 0:
@@ -364,9 +384,12 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Return one row per contender and number of ranks.
 
-    ``speed_up`` is the throughput as a multiple of one rank's, ``efficiency`` that per rank. ``waits`` is the share of
-    a step in which a rank waits for others.
+    ``speed_up`` is the throughput as a multiple of one rank's, ``efficiency`` that per rank.
+    ``communication_efficiency`` is the share of a step in which a rank is not blocked in communication, None for ranks
+    that do not communicate. ``utilization`` is the speed-up as a share of the possible one, which on this machine is
+    the number of ranks that have cores of their own; as all do the same arithmetic, it is a share of FLOP/s.
     """
+    possible = float("inf") if arguments.master else len(os.sched_getaffinity(0)) / arguments.threads
     medians = {contender: statistics.median(measure.times) for contender, measure in measured.items()}
     (one,) = (contender for contender in measured if contender.name == "one rank")
     alone = {contender.ranks: medians[contender] for contender in measured if contender.way == "alone"}
@@ -376,9 +399,9 @@ def make_rows(
         median, rows_of_step = medians[contender], cases[contender]["rows"]
         throughput = rows_of_step / median
         counted = [result["waits"] for result in measure.results if result["waits"] is not None]
-        waits = max(0.0, 1.0 - alone[contender.ranks] / median) if contender.sizes is None else None
-        if counted and contender.library == "torch" and contender.way != "alone":
-            waits = statistics.fmean(counted)
+        efficiency = min(1.0, alone[contender.ranks] / median) if contender.sizes is None else None
+        if counted and contender.library == "torch":
+            efficiency = 1.0 - statistics.fmean(counted)
         steps = steps_to_accuracy.get(rows_of_step)
         is_trained = contender.way != "alone" or contender is one
         rows.append(
@@ -395,7 +418,8 @@ def make_rows(
                 "epoch_s": JOBS[arguments.model].epoch / throughput,
                 "speed_up": throughput / speed_of_one,
                 "efficiency": throughput / speed_of_one / contender.ranks,
-                "waits": waits if is_trained else None,
+                "communication_efficiency": None if contender.way == "alone" else efficiency,
+                "utilization": throughput / speed_of_one / min(contender.ranks, possible),
                 "processor": statistics.fmean(result["processor"] for result in measure.results),
                 "memory_bytes": max(result["memory_bytes"] for result in measure.results),
                 "accuracy_s": steps * median if steps is not None and is_trained else None,
@@ -416,7 +440,8 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
         "epoch",
         "speed-up",
         "efficiency",
-        "waits",
+        "communication efficiency",
+        "utilization",
         "processor",
     ]
     table = []
@@ -430,7 +455,8 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
             format_time(row["epoch_s"]),
             f"{row['speed_up']:.2f}",
             f"{row['efficiency']:.2f}",
-            "" if row["waits"] is None else f"{100 * row['waits']:.0f}%",
+            "" if row["communication_efficiency"] is None else f"{row['communication_efficiency']:.0%}",
+            f"{row['utilization']:.0%}",
             f"{100 * row['processor']:.0f}%",
             f"{row['memory_bytes'] / 2**20:.0f} MiB",
         ]

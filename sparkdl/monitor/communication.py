@@ -78,19 +78,22 @@ class CommunicationWatch:
         self._period: tuple[ref[Telemetry], float] | None = None
         """The family, and the time of the last reset of its counts."""
 
-    def take(self, communicator: Communicator, ranks: Sequence[int] | None = None) -> CommunicationFigures:
+    def take(
+        self, communicator: Communicator, ranks: Sequence[int] | None = None, *, link: float | None = None
+    ) -> CommunicationFigures:
         """Return the figures since the last call.
 
         Args:
             communicator: a communicator of the family.
             ranks: world ranks of the process set; None for all process sets of the family together.
+            link: bytes per second that the link between the ranks can carry; None if it is not known.
         """
         period = ref(communicator.telemetry), communicator.telemetry.since
         report = communicator.report()
         if period != self._period or report.seconds < self._seconds_before:  # the counts were reset meanwhile
             self._before, self._seconds_before, self._period = {}, 0.0, period
         rows = [row for row in report.operations if ranks is None or sorted(row.ranks) == sorted(ranks)]
-        figures = self._figures(communicator, report, rows, ranks)
+        figures = self._figures(communicator, report, rows, ranks, link)
         self._before = {(row.process_set, row.ranks, row.operation): row for row in report.operations}
         self._seconds_before = report.seconds
         return figures
@@ -101,6 +104,7 @@ class CommunicationWatch:
         report: CommunicationReport,
         rows: Iterable[OperationReport],
         ranks: Sequence[int] | None,
+        link: float | None,
     ) -> CommunicationFigures:
         count = num_bytes = 0
         exposed_s = waiting_s = transfer_s = bus_bytes = 0.0
@@ -123,7 +127,7 @@ class CommunicationWatch:
             exposed_s=exposed_s,
             waiting_s=waiting_s,
             bus_bandwidth=bus_bytes / transfer_s if transfer_s > 0 else 0.0,
-            link_bandwidth=link_bandwidth(communicator, ranks),
+            link_bandwidth=link,
         )
 
 
@@ -155,7 +159,8 @@ def monitor_communication(process_set: Any = None) -> CommunicationFigures:
             link_bandwidth=None,
         )
     watches = _watches.setdefault(communicator.telemetry, {})
-    return watches.setdefault(ranks, CommunicationWatch()).take(communicator, ranks)
+    watch = watches.setdefault(ranks, CommunicationWatch())
+    return watch.take(communicator, ranks, link=link_bandwidth(communicator, ranks))
 
 
 def compute_throughput(batch_size: float, iteration_time: float) -> float:
@@ -211,21 +216,26 @@ _COPY_BYTES = 32 << 20
 _NUM_COPIES = 5
 
 
-def link_bandwidth(communicator: Communicator, ranks: Sequence[int] | None = None) -> float | None:
+def link_bandwidth(
+    communicator: Communicator, ranks: Sequence[int] | None = None, *, measures: bool = True
+) -> float | None:
     """Return the bytes per second of the link between ranks; None if it is not known.
 
     Between hosts it is the rate of the fastest network interface, by the kernel, which does not know that of virtual
-    ones. Inside a host it is the rate of a copy in memory, measured once.
+    ones. Inside a host it is the rate of a copy in memory, which the first call of the process measures.
 
     Args:
         communicator: communicator of all ranks.
         ranks: the ranks between which the link is; None for all.
+        measures: whether this call may measure it. A thread beside the training must not, as a copy takes the
+            processor and the memory bandwidth of the training.
     """
     members = range(communicator.world_size) if ranks is None else ranks
     if len(members) == 1:
         return None
-    is_one_host = len(set(communicator.topology.hosts_of(members))) == 1
-    return _copy_bandwidth() if is_one_host else _interface_bandwidth()
+    if len(set(communicator.topology.hosts_of(members))) > 1:
+        return _interface_bandwidth()
+    return _copy_bandwidth() if measures or _copy_bandwidth.cache_info().currsize else None
 
 
 @cache
@@ -242,7 +252,7 @@ def _interface_bandwidth() -> float | None:
 
 @cache
 def _copy_bandwidth() -> float:
-    """Return the bytes per second of a copy that does not fit into a processor's caches."""
+    """Return the bytes per second of a copy of 32 MiB."""
     source, target = np.ones(_COPY_BYTES, np.uint8), np.ones(_COPY_BYTES, np.uint8)
     best_s = float("inf")
     for _ in range(_NUM_COPIES):

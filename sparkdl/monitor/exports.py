@@ -5,16 +5,18 @@ The endpoint answers on loopback alone, and only if a port is set. The file can 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import queue
+import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from itertools import count
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
 from sparkdl.monitor.board import Export, RankFigures, Snapshot
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from sparkdl.monitor.settings import Monitor
 
 _logger = logging.getLogger(__name__)
+
+_CLOSE_S = 10.0
+"""The end of a fit waits for so long for an export, such as one to a folder on a network that hangs."""
+
+_MOST_WAITING = 100
+"""An export that is so many snapshots behind has failed."""
 
 FIGURES = (
     ("rows_per_s", "rows_per_second", "Rows per second."),
@@ -40,7 +48,7 @@ FIGURES = (
     (
         "efficiency",
         "communication_efficiency_ratio",
-        "Share of the time in which ranks wait for no collective.",
+        "Share of the time in which ranks are not blocked in communication.",
     ),
     ("slowness", "slowness_ratio", "Time for a row, as a multiple of the median of the other ranks."),
 )
@@ -59,6 +67,13 @@ RANK_FIGURES = (
 """Figures of one rank."""
 
 
+_POSITIONS = (
+    ("ranks", "ranks", "Number of ranks."),
+    *((name, name, f"The {name} of rank 0.") for name in ("epoch", "step", "loss")),
+)
+"""What the endpoint has of a fit, besides its figures."""
+
+
 def rank_values(figures: RankFigures) -> dict[str, float]:
     """Return the figures of a rank by name; those that are not known are left out."""
     values = {name: getattr(figures, name) for name, _, _ in RANK_FIGURES}
@@ -66,13 +81,11 @@ def rank_values(figures: RankFigures) -> dict[str, float]:
 
 
 def flat(snapshot: Snapshot) -> dict[str, float]:
-    """Return all figures by name, such as ``rows_per_s`` and ``rank_0/rows_per_s``."""
-    ranks = {
-        f"rank_{rank}/{name}": value
-        for rank, figures in snapshot.ranks.items()
-        for name, value in rank_values(figures).items()
+    """Return all figures by name, such as ``fit/rows_per_s`` and ``rank_0/rows_per_s``."""
+    groups = {"fit": snapshot.totals()} | {
+        f"rank_{rank}": rank_values(figures) for rank, figures in snapshot.ranks.items()
     }
-    return {**snapshot.totals(), **ranks}
+    return {f"{group}/{name}": value for group, figures in groups.items() for name, value in figures.items()}
 
 
 def open_exports(settings: Monitor, log_metrics: Callable[[int, dict[str, float]], None]) -> list[Export]:
@@ -105,17 +118,15 @@ class MlflowExport:
 
     def show(self, snapshot: Snapshot) -> None:
         """Log a snapshot under its number."""
-        figures = flat(snapshot)
-        if figures:
-            named = {name if "/" in name else f"fit/{name}": value for name, value in figures.items()}
-            self._log_metrics(snapshot.number, {f"system/{name}": value for name, value in named.items()})
+        if figures := flat(snapshot):
+            self._log_metrics(snapshot.number, {f"system/{name}": value for name, value in figures.items()})
 
     def close(self) -> None:
         """Do nothing: the run of MLflow is not the monitor's."""
 
 
 class TensorBoardExport:
-    """Writes figures to a folder for TensorBoard.
+    """Writes figures to a folder for TensorBoard, on a thread of its own: a slow disk does not slow down the fit.
 
     Raises:
         ParamError: if tensorboard is not installed, or the folder cannot be written.
@@ -132,20 +143,47 @@ class TensorBoardExport:
             raise ParamError(
                 f"tensorboard of the Monitor is {folder!r}: {error}. Choose another folder."
             ) from error
+        self._waiting: queue.Queue[Snapshot | None] = queue.Queue(_MOST_WAITING)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="sparkdl-tensorboard", daemon=True)
+        self._thread.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Write a snapshot; the step is the fit's, or that of the snapshot if there is none."""
+        """Write a snapshot; raise the error of an earlier one."""
+        if self._error is not None:
+            raise self._error
+        self._waiting.put_nowait(snapshot)
+
+    def close(self) -> None:
+        """Write what is left."""
+        with suppress(queue.Full):  # the thread hangs
+            self._waiting.put_nowait(None)
+        _join(self._thread)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while (snapshot := self._waiting.get()) is not None:
+                self._write(snapshot)
+            self._writer.close()
+        except Exception as error:  # of a disk or the library; the caller gets it
+            self._error = error
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Write a snapshot at the step of the fit, or at its own number if there is none."""
         step = _step_of(snapshot.position) or snapshot.number
         for name, value in flat(snapshot).items():
-            tag = name if "/" in name else f"fit/{name}"
-            self._writer.add_scalar(tag, value, step, walltime=snapshot.at)
+            self._writer.add_scalar(name, value, step, walltime=snapshot.at)
         if "loss" in snapshot.position:
             self._writer.add_scalar("fit/loss", snapshot.position["loss"], step)
         self._writer.flush()
 
-    def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
+
+def _join(thread: threading.Thread) -> None:
+    thread.join(_CLOSE_S)
+    if thread.is_alive():
+        raise TimeoutError(f"it has not ended after {_CLOSE_S:g} s")
 
 
 def _step_of(position: Mapping[str, float]) -> int:
@@ -196,59 +234,84 @@ class Endpoint:
         snapshot = self._snapshot
         if snapshot is None:
             return
-        totals = snapshot.totals()
-        fit = GaugeMetricFamily("sparkdl_ranks", "Number of ranks.", labels=["fit"])
-        fit.add_metric([snapshot.name], len(snapshot.ranks), snapshot.at)
-        yield fit
-        for name, exported, description in FIGURES:
-            if name in totals:
-                family = GaugeMetricFamily(f"sparkdl_{exported}", description, labels=["fit"])
-                family.add_metric([snapshot.name], totals[name])
-                yield family
-        for name in ("epoch", "step", "loss"):
-            if name in snapshot.position:
-                family = GaugeMetricFamily(f"sparkdl_{name}", f"The {name} of rank 0.", labels=["fit"])
-                family.add_metric([snapshot.name], snapshot.position[name])
-                yield family
-        values = {rank: rank_values(figures) for rank, figures in snapshot.ranks.items()}
+
+        def family(name: str, description: str, values: Mapping[tuple[str, ...], float]) -> Any:
+            labels = ["fit", "rank", "host"] if name.startswith("rank_") else ["fit"]
+            metric = GaugeMetricFamily(f"sparkdl_{name}", description, labels=labels)
+            for label, value in values.items():
+                metric.add_metric([snapshot.name, *label], value)
+            return metric
+
+        of_fit = snapshot.totals() | dict(snapshot.position) | {"ranks": len(snapshot.ranks)}
+        for name, exported, description in (*FIGURES, *_POSITIONS):
+            if name in of_fit:
+                yield family(exported, description, {(): of_fit[name]})
+        ranks: dict[tuple[str, ...], dict[str, float]] = {
+            (str(rank), figures.host): rank_values(figures) for rank, figures in snapshot.ranks.items()
+        }
         for name, exported, description in RANK_FIGURES:
-            family = GaugeMetricFamily(
-                f"sparkdl_rank_{exported}", description, labels=["fit", "rank", "host"]
-            )
-            for rank, figures in snapshot.ranks.items():
-                if name in values[rank]:
-                    family.add_metric([snapshot.name, str(rank), figures.host], values[rank][name])
-            yield family
+            known = {label: values[name] for label, values in ranks.items() if name in values}
+            yield family(f"rank_{exported}", description, known)
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
+        ending = threading.Thread(target=self._server.shutdown, daemon=True)  # it waits without a deadline
+        ending.start()
+        _join(ending)
         self._server.server_close()
-        self._thread.join()
-
-
-_numbers = count(1)
-_making = threading.Lock()
 
 
 class StatusFile:
-    """Keeps the latest snapshot in a file of :func:`status_folder`, until it is closed."""
+    """Keeps the latest snapshot in a file of :func:`status_folder`, until it is closed.
+
+    The process has a lock on the file (flock(2)), which ends with the process however that ends:
+    :func:`status_files` removes files without one.
+    """
 
     def __init__(self) -> None:
-        folder = status_folder(makes=True)
-        with _making:
-            number = next(_numbers)
-        self._path = folder / f"{os.getpid()}-{number}.json"
+        self._path = status_folder(makes=True) / f"{os.getpid()}-{secrets.token_hex(4)}.json"
+        self._file: IO[str] | None = None
 
     def show(self, snapshot: Snapshot) -> None:
         """Replace the content by a snapshot."""
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(snapshot.to_fields()), encoding="utf-8")
+        before, part = self._file, self._path.with_suffix(".part")
+        self._file = part.open("w", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        json.dump(snapshot.to_fields(), self._file)
+        self._file.flush()
         part.replace(self._path)
+        if before is not None:  # not earlier: the file always has a lock
+            before.close()
 
     def close(self) -> None:
         """Remove the file."""
+        self._path.with_suffix(".part").unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+
+
+def status_files(pid: int | None = None) -> Iterator[IO[str]]:
+    """Yield the open files of this user's running monitors; remove those whose processes have ended.
+
+    Args:
+        pid: process id of the driver; None for all.
+    """
+    for path in status_folder().glob("*.json" if pid is None else f"{pid}-*.json"):
+        with suppress(FileNotFoundError), path.open(encoding="utf-8") as file:  # it may have ended meanwhile
+            if _is_left(file, path):
+                path.unlink()
+            else:
+                yield file
+
+
+def _is_left(file: IO[str], path: Path) -> bool:
+    """Whether no process has a lock on the file; one that a newer file has replaced has a process."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 def status_folder(*, makes: bool = False) -> Path:

@@ -36,9 +36,6 @@ _ON_CPU = {
 """Attention on CPU, for which torch has no formula."""
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
 class _Count(TorchDispatchMode):
     """Adds up the operations of this rank's tensors.
 
@@ -57,8 +54,10 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if FakeTensor in types:  # a DTensor plans how its parts are laid out; nothing is computed
             return func(*args, **(kwargs or {}))
-        if any(kind not in _PLAIN for kind in types):
-            return NotImplemented  # the subclass then calls operators on its parts
+        # A subclass with operators of its own then calls operators on its parts. Others, such as the parameters of lazy
+        # layers, are plain tensors here.
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         formula = self._formulas.get(getattr(func, "overloadpacket", None))
         if formula is not None:

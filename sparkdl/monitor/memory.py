@@ -89,6 +89,22 @@ def used_gpus() -> tuple[int, ...]:
     return held or (cuda.current_device(),)
 
 
+def gpu_load() -> float | None:
+    """Return the load of the GPUs that this process uses, from 0 to 1; None without one, or without nvidia-ml-py.
+
+    Raises:
+        Exception: any of NVML, which measures no load for a part of a GPU (MIG).
+    """
+    gpus = used_gpus()
+    if not gpus:
+        return None
+    cuda = sys.modules["torch"].cuda
+    try:
+        return float(sum(map(cuda.utilization, gpus))) / len(gpus) / 100
+    except ModuleNotFoundError:  # nvidia-ml-py
+        return None
+
+
 def _gpu_memory(number: int) -> GpuMemory:
     from torch import cuda
 
@@ -127,15 +143,19 @@ def available_bytes() -> int | None:
     return min(parts) if parts else None
 
 
-def _container_memory() -> tuple[int, int] | None:
-    """Return the limit of the container's memory, and what it uses; None without a limit, or without cgroup v2."""
-    group = Path("/sys/fs/cgroup")
+def _container_memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
+    """Return the limit of the container's memory, and what it uses; None without a limit, or without cgroup v2.
+
+    As in Kubernetes, cached files that have not been read lately do not count: the kernel drops them when it needs the
+    memory.
+    """
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used = int((group / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else (int(limit), used)
+    return None if limit == "max" else (int(limit), max(0, used - int(stat.get("inactive_file", 0))))
 
 
 def _kibibytes(path: Path) -> dict[str, int]:

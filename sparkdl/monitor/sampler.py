@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.telemetry.stalls import pending_waits
-from sparkdl.monitor.communication import CommunicationWatch, world_communicator
-from sparkdl.monitor.memory import get_gpu_memory_stats, used_gpus
+from sparkdl.monitor.communication import CommunicationWatch, link_bandwidth, world_communicator
+from sparkdl.monitor.memory import get_gpu_memory_stats, gpu_load
 from sparkdl.monitor.trace import StepTrace
 
 if TYPE_CHECKING:
@@ -81,6 +80,7 @@ class RankSampler:
         self._before = self._counts()
         if (communicator := world_communicator()) is not None:
             self._communication.take(communicator)
+            link_bandwidth(communicator)  # measured before the training begins
         _samplers[:] = [self]
         self._thread.start()
         return self
@@ -98,18 +98,25 @@ class RankSampler:
                 self._count.end()
             self._thread.join(_LAST_SAMPLE_S)
 
+    def begin_program(self) -> None:
+        """Note that a program with a training loop of its own begins, and with it its first step."""
+        if self._trace is not None:
+            self._trace.begin_step(1)
+
     def begin_step(self, number: int) -> None:
-        """Note that a step begins; the operations of the first one with rows are counted.
+        """Note that a step begins; the operations of the first one with rows that is not traced are counted.
 
         Args:
             number: number of the step in the whole training, from 1.
         """
         if not self._number:
             self._peak = self._find_peak()
+            if (communicator := world_communicator()) is not None:
+                link_bandwidth(communicator)  # measured here if there was no communicator at the beginning
         self._number = number
         if self._trace is not None:
             self._trace.begin_step(number)
-        if self._flops_of is None:
+        if self._flops_of is None and not (self._trace is not None and self._trace.is_running):
             self._begin_count()
 
     def end_step(
@@ -133,7 +140,7 @@ class RankSampler:
         if self._count is not None:
             self._end_count(rows)
         if self._trace is not None:
-            self._trace.end_step(self._number)
+            self._trace.end_step(self._number or 1)
         self._steps += 1
         self._rows += rows
         self._tokens += tokens if batch is None else self._tokens_of(batch)
@@ -172,7 +179,10 @@ class RankSampler:
         flops = self._count.end()
         if rows or flops:
             self._count = None
-            self._flops_of = (flops / rows if rows else 0.0, flops)
+            of_row = flops / rows if rows else 0.0
+            self._flops_of = (of_row, flops)
+            # Those of the earlier steps in the time of this sample, which were not counted.
+            self._flops += of_row * (self._rows - self._before["rows"])
 
     def _tokens_of(self, batch: Mapping[str, Any]) -> int:
         names = TOKEN_COLUMNS if self._settings.tokens is None else (self._settings.tokens,)
@@ -245,7 +255,9 @@ class RankSampler:
                 "rank": communicator.rank,
                 "world_size": communicator.world_size,
             }  # of the current world
-            figures = self._communication.take(communicator)
+            figures = self._communication.take(
+                communicator, link=link_bandwidth(communicator, measures=False)
+            )
             pending_s = max((wait.waited_s for wait in pending_waits()), default=0.0)
             pending_s = pending_s if pending_s > _LONG_WAIT_S else 0.0
             waited_s, self._pending_s = figures.exposed_s + pending_s - self._pending_s, pending_s
@@ -255,13 +267,8 @@ class RankSampler:
         return sample
 
     def _gpu_load(self) -> float | None:
-        """Return the load of this rank's GPUs, from 0 to 1; None without one, or without nvidia-ml-py."""
-        gpus = used_gpus() if self._measures_gpu_load else ()
-        if not gpus:
-            return None
         try:
-            loads = map(sys.modules["torch"].cuda.utilization, gpus)
-            return float(sum(loads)) / len(gpus) / 100
+            return gpu_load() if self._measures_gpu_load else None
         except Exception as error:  # of NVML, which measures no load for a part of a GPU (MIG)
             self._measures_gpu_load = False
             _logger.info("The load of the GPU is not monitored: %s: %s", type(error).__name__, error)

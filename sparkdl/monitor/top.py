@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
 from sparkdl.monitor.board import RankFigures, Snapshot
-from sparkdl.monitor.exports import status_folder
+from sparkdl.monitor.exports import status_files
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -84,12 +83,10 @@ def running_snapshots(pid: int | None = None) -> list[Snapshot]:
         pid: process id of the driver; None for all.
     """
     snapshots = []
-    for path in status_folder().glob("*.json" if pid is None else f"{pid}-*.json"):
-        # It has ended meanwhile, or another version of sparkdl has written it.
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            snapshots.append(Snapshot.from_fields(json.loads(path.read_text(encoding="utf-8"))))
-    running = [snapshot for snapshot in snapshots if Path(f"/proc/{snapshot.pid}").exists()]
-    return sorted(running, key=lambda snapshot: snapshot.began_at)
+    for file in status_files(pid):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # of another version of sparkdl
+            snapshots.append(Snapshot.from_fields(json.load(file)))
+    return sorted(snapshots, key=lambda snapshot: snapshot.began_at)
 
 
 def as_tables(snapshots: Sequence[Snapshot]) -> RenderableType:
@@ -142,7 +139,7 @@ def title_of(snapshot: Snapshot) -> list[str]:
     if "utilization" in totals:
         rates.append(f"{totals['utilization']:.1%} of the peak (MFU)")
     if "efficiency" in totals:
-        rates.append(f"{totals['efficiency']:.0%} without waiting for others")
+        rates.append(f"{totals['efficiency']:.0%} of the time not blocked in communication")
     return ["  ".join(parts), "  ".join(rates)]
 
 

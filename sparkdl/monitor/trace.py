@@ -83,14 +83,23 @@ class StepTrace:
         from torch.profiler import ProfilerActivity, profile
 
         self._folder = tempfile.TemporaryDirectory(prefix="sparkdl-trace-")
-        communicator.start_timeline(self._file("trace"))
-        self._communicator = communicator
+        try:
+            communicator.start_timeline(self._file("trace"))
+        except ParamError as error:  # on every rank, if rank 0 cannot write
+            self._has_ended = True
+            _logger.warning("No step of this rank is traced: %s", error)
+            self._clean_up()
+            return
+        self._communicator, self.is_running = communicator, True
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
-        self._profile.start()
-        self.is_running = True
+        try:
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        except Exception as error:  # of Kineto, such as when the program has a profiler of its own
+            self._profile = None
+            _logger.warning("The trace has no operators of this rank: %s: %s", type(error).__name__, error)
 
     def end(self) -> None:
         """End the trace, and send it to the driver. Collective.
@@ -102,15 +111,15 @@ class StepTrace:
             self.abandon()
             _logger.warning("No step of this rank is traced: the ranks have formed another world meanwhile.")
             return
-        profile = self._stop()
-        profile.export_chrome_trace(self._file("profile"))
+        content = self._stop()
         communicator = self._communicator
         rank = communicator.world_ranks[communicator.rank]
-        content = json.loads(Path(self._file("profile")).read_text(encoding="utf-8"))
         try:
             communicator.stop_timeline(more=lambda to_file: list(profile_events(rank, content, to_file)))
             if communicator.rank == 0:
                 self._send(Path(self._file("trace")).read_bytes())
+        except (OSError, ParamError) as error:  # of a full disk, on every rank, or of a driver that has ended
+            _logger.warning("There is no trace of this rank's steps: %s", error)
         finally:
             self._clean_up()
 
@@ -122,14 +131,24 @@ class StepTrace:
             self._communicator.drop_timeline()
             self._clean_up()
 
-    def _stop(self) -> Any:
+    def _stop(self) -> Mapping[str, Any]:
+        """End torch's profile; return its content, without events if it could not be written."""
         profile, self._profile = self._profile, None
         self.is_running, self._has_ended = False, True
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
-        profile.stop()
-        return profile
+        try:
+            if profile is not None:
+                profile.stop()
+                profile.export_chrome_trace(self._file("profile"))
+                content: Mapping[str, Any] = json.loads(
+                    Path(self._file("profile")).read_text(encoding="utf-8")
+                )
+                return content
+        except Exception as error:  # of Kineto, whose file a full disk cuts off
+            _logger.warning("The trace has no operators of this rank: %s: %s", type(error).__name__, error)
+        return {"traceEvents": []}
 
     def _clean_up(self) -> None:
         assert self._folder is not None
@@ -157,9 +176,8 @@ def profile_events(
         content: content of the file that torch's profiler has written.
         to_file: converts a time of this rank's ``time.monotonic_ns()`` to microseconds of the timeline.
     """
-    # The profiler has the time of day; the two clocks are read together to convert it.
-    to_monotonic = time.monotonic_ns() - time.time_ns()
-    base = int(content.get("baseTimeNanoseconds", 0)) + to_monotonic  # without it, times are since 1970
+    # The profiler has the time of day; without a base, its times are since 1970.
+    base = int(content.get("baseTimeNanoseconds", 0)) + _monotonic_minus_day_ns()
     own = os.getpid()
     gpus: set[int] = set()
     for event in content["traceEvents"]:
@@ -188,8 +206,22 @@ def profile_events(
         yield {**about, "name": "process_sort_index", "args": {"sort_index": rank}}
 
 
+_NUM_READINGS = 9
+
+
+def _monotonic_minus_day_ns() -> int:
+    """Return what added to a time of day gives ``time.monotonic_ns()``, of the readings with the least time between."""
+    readings = []
+    for _ in range(_NUM_READINGS):
+        before, day, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after - before, (before + after) // 2 - day))
+    return min(readings)[1]
+
+
 class TraceFile:
     """Writes the trace that rank 0 sends, on the driver. A name that ends in ``.gz`` gets a compressed file.
+
+    It is written beside the file, which it replaces once it is whole.
 
     Args:
         path: path of the file.
@@ -200,11 +232,13 @@ class TraceFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
+        self._unfinished = self._path.with_name(f"{self._path.name}.part")
         self._parts: list[bytes] = []
         self._is_written = False
-        self._is_new = not self._path.exists()
         try:
-            self._path.touch()
+            if self._path.is_dir():
+                raise IsADirectoryError("it is a folder")
+            self._unfinished.touch()
         except OSError as error:
             raise ParamError(
                 f"trace of the Monitor is {path!r}, which cannot be written: {error}."
@@ -218,13 +252,16 @@ class TraceFile:
         if not event["is_last"]:
             return
         packed, self._parts = b"".join(self._parts), []
-        self._path.write_bytes(packed if self._path.suffix == ".gz" else gzip.decompress(packed))
+        self._unfinished.write_bytes(packed if self._path.suffix == ".gz" else gzip.decompress(packed))
+        self._unfinished.replace(self._path)
         self._is_written = True
         _logger.info("The trace is in %s; https://ui.perfetto.dev opens it.", self._path)
 
     def close(self) -> None:
-        """Log a warning if there was no trace, and remove the file unless there was one before."""
+        """Log a warning if there was no trace, and remove what is unfinished."""
         if not self._is_written:
-            _logger.warning("There is no trace of this run in %s: its steps were not ended.", self._path)
-            if self._is_new:
-                self._path.unlink(missing_ok=True)
+            _logger.warning(
+                "There is no trace of this run in %s: its steps did not end, or it could not be written.",
+                self._path,
+            )
+        self._unfinished.unlink(missing_ok=True)

@@ -195,8 +195,10 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     with (
         nullcontext()
         if monitor is None
-        else monitor.on_rank(context.rank, context.world_size, context.report)
+        else monitor.on_rank(context.rank, context.world_size, context.report) as sampler
     ):
+        if sampler is not None:
+            sampler.begin_program()
         yield
     # After an exception the communicator is aborted, which ends the other ranks.
     end_program()

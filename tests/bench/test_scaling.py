@@ -40,21 +40,25 @@ def test_run_compares_rank_counts_in_both_modes_and_draws_them(
     rows = report_of(tmp_path, "--batch", "16", "--accuracy", "0.15", "--plot", str(plot))
     strong = {row["contender"]: row for row in rows if row["case"] == "cnn, strong"}
     weak = {row["contender"]: row for row in rows if row["case"] == "cnn, weak"}
-    assert list(strong) == list(weak) == ["one rank", "alone", "data", "DDP on gloo"]
+    assert list(strong) == list(weak) == ["one rank", "alone", "data", "DDP on gloo", "DDP on gloo tuned"]
     assert {row["rows"] for row in strong.values()} == {16}
     assert [weak[name]["rows"] for name in ("one rank", "data")] == [8, 16]
     assert strong["one rank"]["speed_up"] == 1.0
     for row in rows:
         assert row["efficiency"] == pytest.approx(row["speed_up"] / row["ranks"])
         assert row["epoch_s"] == pytest.approx(50_000 / row["rows_per_s"])
+        assert 0 < row["utilization"] <= row["speed_up"]
         assert 0 < row["processor"] <= 1.2
         assert row["memory_bytes"] > 50 << 20
-    assert 0 < strong["data"]["waits"] < 1
+    assert 0 < strong["data"]["communication_efficiency"] < 1
+    assert strong["one rank"]["communication_efficiency"] is None
     # The same rows in a step are the same steps, however many ranks share them.
     steps = [strong[name]["accuracy_s"] / strong[name]["median_s"] for name in ("one rank", "data")]
     assert steps[0] == pytest.approx(steps[1])
     assert plot.stat().st_size > 0
-    assert "to accuracy" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "to accuracy" in shown
+    assert "measuring data on 2, 16 rows in a step, warm-up ..." in shown
 
 
 @pytest.mark.slow  # seven ranks that import torch
@@ -73,7 +77,7 @@ def test_every_strategy_and_hybrid_trains_the_same_job(
     assert [row["contender"] for row in rows if row["ranks"] == 2][-1] == "tensor=2"
     for name, row in on_four.items():
         assert row["tokens_per_s"] == pytest.approx(64 * row["rows_per_s"])
-        assert name == "alone" or 0 < row["waits"] < 1, name
+        assert name == "alone" or 0 < row["communication_efficiency"] < 1, name
     assert "share them, so their speed-up is limited" in capsys.readouterr().out
 
 
@@ -85,13 +89,27 @@ def test_hosts_with_slow_links_are_slower(tmp_path: Path) -> None:
     slow = {row["contender"]: row for row in report_of(tmp_path, *options, "--megabits", "20")}
     for name in ("data", "DDP on gloo"):
         assert slow[name]["median_s"] > 1.5 * fast[name]["median_s"]
-        assert slow[name]["waits"] > 0.5
+        assert slow[name]["communication_efficiency"] < 0.5
 
 
 @pytest.mark.slow  # Spark, and launches for each turn
-def test_ranks_are_tasks_of_a_cluster(tmp_path: Path) -> None:
+def test_ranks_are_tasks_of_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = report_of(tmp_path, "--master", "local[2]", "--modes", "strong", "--batch", "16")
     assert [row["contender"] for row in rows] == ["one rank", "alone", "data"]
+    assert "DDP on gloo tuned is missing: the tasks of --master" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "impossible"),
+    [
+        ((), []),
+        (("--megabits", "10"), ["DDP on gloo tuned", "DDP on mpi", "hvd of Horovod"]),
+        (("--master", "local[2]"), ["DDP on gloo", "DDP on gloo tuned", "DDP on mpi", "hvd of Horovod"]),
+    ],
+)
+def test_contenders_that_cannot_take_part_are_named(options: tuple[str, ...], impossible: list[str]) -> None:
+    names = [name for name, _ in scaling.AGAINST.values()]
+    assert list(scaling.impossible_contenders(parsed(scaling, *options), names)) == impossible
 
 
 @pytest.mark.parametrize("model", list(JOBS))

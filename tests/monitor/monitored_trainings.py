@@ -62,6 +62,20 @@ def train_until(folder: str, num_steps: int) -> int:
         end_step(rows=8, tokens=24)
 
 
+def sum_in_steps(num_steps: int) -> None:
+    """Sum a tensor in each of some steps."""
+    hvd.init()
+    for _ in range(num_steps):
+        hvd.allreduce(torch.ones(WIDTH))
+        end_step(rows=1)
+
+
+def sum_in_own_profile(num_steps: int) -> None:
+    """Sum a tensor in each of some steps, under a profiler."""
+    with torch.profiler.profile():
+        sum_in_steps(num_steps)
+
+
 def fail_after_a_step() -> None:
     """Raise an exception while the operations of a step are counted."""
     end_step(rows=1)

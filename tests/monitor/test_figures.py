@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from sparkdl.errors import ParamError
 from sparkdl.monitor import compute_throughput, get_gpu_memory_stats, monitor_communication
+from sparkdl.monitor.memory import _container_memory
 from tests.monitor import figure_checks
 from tests.monitor.figure_checks import ELEMENTS, LATE_S
 from tests.run_ranks import run_ranks
@@ -107,3 +109,12 @@ def test_memory_is_that_of_the_process_and_its_host() -> None:
     assert after.host.peak_bytes >= after.host.process_bytes
     assert 0 < after.host.available_bytes < after.host.total_bytes
     assert after.as_dict()["host"]["total_bytes"] == after.host.total_bytes
+
+
+def test_files_that_a_container_has_cached_and_not_read_lately_are_not_used_memory(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text("anon 100\nfile 800\ninactive_file 700\nactive_file 100\n")
+    assert _container_memory(tmp_path) == (1000, 200)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _container_memory(tmp_path) is None

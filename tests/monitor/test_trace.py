@@ -14,8 +14,15 @@ import pytest
 from sparkdl.errors import ParamError
 from sparkdl.monitor import Monitor
 from sparkdl.monitor.trace import TraceFile
-from tests.monitor.monitored_trainings import FailsAtStep, train_and_fail, train_with_samples
+from tests.monitor.monitored_trainings import (
+    FailsAtStep,
+    sum_in_own_profile,
+    sum_in_steps,
+    train_and_fail,
+    train_with_samples,
+)
 from tests.run_ranks import run_ranks
+from tests.runner.local_runner import make_runner
 from tests.training.scenes.training_scenes import make_spec, write_dataset
 
 NUM_ROWS = 45  # three steps an epoch
@@ -112,7 +119,7 @@ def test_a_trace_that_never_came_leaves_no_file(tmp_path: Path, caplog: pytest.L
     file = TraceFile(str(tmp_path / "trace.json"))
     file.take(part(0, b"half", is_last=False))
     file.close()
-    assert not (tmp_path / "trace.json").exists()
+    assert list(tmp_path.iterdir()) == []
     assert "There is no trace of this run in" in caplog.text
 
 
@@ -136,6 +143,22 @@ def test_a_trace_of_a_second_attempt_has_no_part_of_the_first(tmp_path: Path) ->
     assert (tmp_path / "trace.json").read_text() == "second"
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nowhere/trace.json", ""])
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ParamError, match="trace of the Monitor is .*cannot be written"):
-        TraceFile(str(tmp_path / "nowhere" / "trace.json"))
+        TraceFile(str(tmp_path / name))
+
+
+def test_a_trace_of_a_runner_has_the_first_step(tmp_path: Path) -> None:
+    monitor = Monitor(seconds=600, trace=str(tmp_path / "trace.json"), trace_steps=(1, 2))
+    make_runner(monitor=monitor).run(sum_in_steps, 4)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = {(event["pid"], event["name"]) for event in events if event["name"].startswith("step ")}
+    assert steps == {(rank, f"step {step}") for rank in (0, 1) for step in (1, 2)}
+
+
+def test_a_rank_with_a_profiler_of_its_own_is_traced_without_its_operators(tmp_path: Path) -> None:
+    monitor = Monitor(seconds=600, trace=str(tmp_path / "trace.json"), trace_steps=(2, 3))
+    make_runner(monitor=monitor).run(sum_in_own_profile, 4)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "ALLREDUCE" for event in events)

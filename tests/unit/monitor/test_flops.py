@@ -44,6 +44,21 @@ def test_a_compiled_module_counts_like_a_module_that_is_not() -> None:
     assert counted(torch.compile(network, backend="eager"), torch.ones(ROWS, 8)) == expected
 
 
+def test_lazy_layers_are_initialized_as_without_counting() -> None:
+    results = []
+    for counts in (False, True):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.LazyConv1d(4, 3), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(2))
+        count = FlopCount()
+        if counts:
+            count.begin()
+        network(torch.ones(ROWS, 2, 8)).sum().backward()
+        assert (count.end() > 0) == counts
+        assert all(type(parameter) is nn.Parameter for parameter in network.parameters())
+        results.append(list(network.parameters()))
+    assert all(torch.equal(plain, watched) for plain, watched in zip(*results, strict=True))
+
+
 def test_counting_changes_no_bit() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)

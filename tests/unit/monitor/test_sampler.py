@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,21 @@ def test_a_loop_of_ones_own_tells_of_its_steps() -> None:
             end_step(rows=4, tokens=7)
         events.wait_for_more()
     assert (events.total("steps"), events.total("rows"), events.total("tokens")) == (3, 12, 21)
-    assert events.total("flops") == 8 * 2 * WIDTH * WIDTH  # counted from the first to the second call
+    # Counted from the first to the second call; the first step is added if it is in the same sample.
+    assert events.total("flops") in (8 * 2 * WIDTH * WIDTH, 12 * 2 * WIDTH * WIDTH)
     end_step(rows=4)  # nothing is monitored any more
+
+
+def test_steps_before_the_counted_one_have_its_operations_for_a_row() -> None:
+    events = Events()
+    with sampling(events, seconds=600) as sampler:
+        end_step(rows=4)
+        until = sampler._before["seconds"] + 0.1  # a last sample of a shorter time is not sent
+        while events.total("seconds") == 0 and time.perf_counter() < until:
+            torch.mm(torch.ones(4, WIDTH), torch.ones(WIDTH, WIDTH))
+            end_step(rows=4)
+    (event,) = events
+    assert event["flops"] == event["rows"] * 2 * WIDTH * WIDTH
 
 
 def test_operations_that_the_loop_knows_are_taken() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -48,7 +50,7 @@ def test_a_fit_is_shown_with_its_progress_and_its_ranks(
     assert main(["top", "--once"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0].startswith("fit of digits  epoch 2/3  step 4/10  loss 0.5123  ETA 0:01:30  for 0:01:05  ")
-    assert lines[1].startswith("2 ranks  60 rows/s  4 GFLOP/s  20.0% of the peak (MFU)  88% without waiting")
+    assert lines[1].startswith("2 ranks  60 rows/s  4 GFLOP/s  20.0% of the peak (MFU)  88% of the time not ")
     header, first, second = (re.split(r"\s{2,}", line.strip()) for line in lines[2:])
     assert header[:4] == ["rank", "host", "rows/s", "FLOP/s"]
     assert "tokens/s" not in header
@@ -93,16 +95,41 @@ def test_it_shows_new_figures_and_ends_with_the_fit(
         assert "ended." in capsys.readouterr().out
 
 
-def test_a_fit_whose_driver_was_killed_is_not_shown(running: StatusFile) -> None:
-    assert [snapshot.name for snapshot in running_snapshots()] == ["fit of digits"]
-    running.show(replace(SNAPSHOT, pid=2**30))
-    assert running_snapshots() == []
+DRIVER = """
+import sys, tempfile
+from sparkdl.monitor.board import Snapshot
+from sparkdl.monitor.exports import StatusFile
+tempfile.tempdir = sys.argv[1]
+file = StatusFile()
+file.show(Snapshot(name="fit of letters", number=1, at=1.0, began_at=0.0))
+print(flush=True)
+sys.stdin.read()
+"""
 
 
-def test_files_of_other_versions_are_left_out(running: StatusFile) -> None:
-    (status_folder() / "1-1.json").write_text('{"pid": 1}')
-    (status_folder() / "1-2.json").write_text('{"ranks": {"0": {"speed": 1}}}')
+def test_a_fit_whose_driver_was_killed_is_not_shown_and_its_file_is_removed(
+    running: StatusFile, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        assert [snapshot.name for snapshot in running_snapshots()] == ["fit of letters", "fit of digits"]
+        driver.kill()
+        driver.wait()
     assert [snapshot.name for snapshot in running_snapshots()] == ["fit of digits"]
+    running.show(SNAPSHOT)
+    assert len(list(status_folder().iterdir())) == 1
+
+
+@pytest.mark.parametrize("content", ['{"pid": 1}', '{"ranks": {"0": {"speed": 1}}}', "no JSON"])
+def test_files_of_other_versions_are_left_out_and_stay(running: StatusFile, content: str) -> None:
+    with (status_folder() / "1-1.json").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(content)
+        file.flush()
+        assert [snapshot.name for snapshot in running_snapshots()] == ["fit of digits"]
+        assert len(list(status_folder().iterdir())) == 2
 
 
 def test_it_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

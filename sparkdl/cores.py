@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from sparkdl.errors import ParamError
+from sparkdl.checks import check_counts
 
 THREADS = "OMP_NUM_THREADS"
 """Variable with the number of threads of torch, BLAS libraries and Arrow's pool; a user's value takes precedence."""
@@ -35,8 +35,8 @@ def check_threads(num_threads: int | None) -> None:
     Raises:
         ParamError: if it is less than 1.
     """
-    if num_threads is not None and num_threads < 1:
-        raise ParamError(f"The number of threads per rank must be at least 1, got {num_threads}.")
+    if num_threads is not None:
+        check_counts(least=1, threads_per_rank=num_threads)
 
 
 def threads_of_local_rank(num_ranks: int) -> int:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparkdl.checks import check_counts
 from sparkdl.errors import ParamError, RankError
 from sparkdl.launch.elastic.offers import LEAVE_TIMEOUT_S, Invitation
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
@@ -142,8 +143,7 @@ def _limits(options: argparse.Namespace) -> ElasticLimits:
 def _max_restarts(options: argparse.Namespace) -> int:
     if options.max_restarts is None:
         return MAX_RESTARTS
-    if options.max_restarts < 0:
-        raise ParamError(f"--max-restarts cannot be negative, got {options.max_restarts}.")
+    check_counts(least=0, **{"--max-restarts": options.max_restarts})
     return int(options.max_restarts)
 
 

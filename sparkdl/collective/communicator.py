@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
 
+from sparkdl.checks import check_counts
 from sparkdl.collective.process_sets import ProcessSets
 from sparkdl.collective.telemetry.report import (
     CommunicationReport,
@@ -474,8 +475,7 @@ class Communicator(AbstractContextManager["Communicator"]):
         """
         if self._timeline is not None:
             raise ParamError(f"a timeline of {self.name!r} runs already; stop it first")
-        if max_events < 1:
-            raise ParamError(f"max_events must be positive, got {max_events}")
+        check_counts(least=1, max_events=max_events)
         duplicate = self._process_sets.duplicate("timeline")
         try:
             self._timeline = Timeline(

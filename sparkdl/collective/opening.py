@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl.checks import check_rank
 from sparkdl.collective.process_sets import Opening
 from sparkdl.collective.telemetry.monitor import Telemetry
 from sparkdl.collective.telemetry.stalls import NotedWait, StallCheck
@@ -107,8 +108,7 @@ def open_communicator(
     """
     check_transport(transport, wire)
     check_timeout(timeout_s)
-    if not 0 <= rank < world_size:
-        raise ParamError(f"rank {rank} is outside a world of {world_size} ranks")
+    check_rank(rank, world_size)
     deadline = Deadline(timeout_s)
     with answered_by(deadline):
         if own_rendezvous is None:

@@ -1,12 +1,10 @@
-"""Checks of numeric arguments and of resumed states in :mod:`sparkdl.data`. Runs anywhere.
+"""Checks of seconds and of resumed states in :mod:`sparkdl.data`. Runs anywhere.
 
-The arguments are integers, counts and seconds. A state that a program passes back is checked for its parts and its
-version; what the parts hold is as it was written.
+A state that a program passes back is checked for its parts and its version; what the parts hold is as it was written.
 """
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,42 +12,6 @@ from numbers import Real
 from typing import Any
 
 from sparkdl.errors import DataError, ParamError
-
-
-def check_integer(**arguments: Any) -> None:
-    """Check that arguments are whole numbers, of Python or NumPy.
-
-    Raises:
-        ParamError: if one is not; the message has its name and value.
-    """
-    for name, value in arguments.items():
-        try:
-            operator.index(value)
-        except TypeError:
-            raise ParamError(f"{name} must be a whole number, got {value!r}.") from None
-
-
-def check_counts(*, least: int, **arguments: Any) -> None:
-    """Check that arguments are whole numbers of at least ``least``.
-
-    Raises:
-        ParamError: if one is not; the message has its name and value.
-    """
-    check_integer(**arguments)
-    for name, value in arguments.items():
-        if value < least:
-            raise ParamError(f"{name} must be at least {least}, got {value}.")
-
-
-def check_rank(rank: int, world_size: int) -> None:
-    """Check that a rank is one of ``world_size`` ranks.
-
-    Raises:
-        ParamError: if it is not.
-    """
-    check_counts(least=0, rank=rank)
-    if rank >= world_size:
-        raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
 
 
 def check_seconds(**arguments: Any) -> None:

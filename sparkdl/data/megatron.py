@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.checks import check_counts
+from sparkdl.checks import check_counts
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import DataError, StoreError
 from sparkdl.foreign_errors import reading_from

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from sparkdl.checks import check_counts
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.doctor.examination import HERE, examine
 from sparkdl.doctor.finding import BAD, Finding, as_table, is_healthy
@@ -66,8 +67,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ParamError: if an option has a value that cannot work.
     """
-    if options.ranks is not None and options.ranks < 1:
-        raise ParamError(f"--ranks must be at least 1, got {options.ranks}")
+    if options.ranks is not None:
+        check_counts(least=1, **{"--ranks": options.ranks})
     if not options.timeout > 0:
         raise ParamError(f"--timeout must be positive, got {options.timeout:g}")
     if options.json is not None and not os.access(options.json.absolute().parent, os.W_OK):

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checks import check_counts
 from sparkdl.cores import check_threads, in_threads, threads_of_local_rank
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.errors import LaunchError
 from sparkdl.launch.elastic.offers import SlotOffer
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.local_stage import LocalStage
@@ -136,8 +137,7 @@ def offer_local_slots(
     Raises:
         ParamError: if an argument has a value that cannot work.
     """
-    if num_ranks < 1:
-        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
+    check_counts(least=1, num_ranks=num_ranks)
     check_threads(threads_per_rank)
     num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
     variables = tuple((environment or {}).items())
@@ -181,20 +181,17 @@ def gpus_of(
     """Addresses of a rank's GPUs, among the GPUs that this process sees; None if ``gpus_per_rank`` is 0."""
     if gpus_per_rank == 0:
         return None
-    wanted = range(rank * gpus_per_rank, (rank + 1) * gpus_per_rank)
+    first, end = rank * gpus_per_rank, (rank + 1) * gpus_per_rank
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else wanted.stop
-        if wanted.stop > num_gpus:
-            raise LaunchError(
-                f"Rank {rank} was to have GPUs {', '.join(map(str, wanted))}, counted from 0, and this machine has "
-                f"{num_gpus}. Lower the number of ranks or of GPUs per rank."
-            )
-        return [str(number) for number in wanted]
-    addresses = [address for address in visible.split(",") if address]
-    if wanted.stop > len(addresses):
+    if visible is not None:
+        addresses = [address for address in visible.split(",") if address]
+    else:
+        num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else end
+        addresses = [str(number) for number in range(num_gpus)]
+    if end > len(addresses):
+        where = "this machine has" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} names"
         raise LaunchError(
-            f"Rank {rank} was to have GPUs {', '.join(map(str, wanted))} of those in CUDA_VISIBLE_DEVICES={visible}, "
-            f"which names {len(addresses)}. Lower the number of ranks or of GPUs per rank, or name more GPUs."
+            f"Rank {rank} was to have GPUs {', '.join(map(str, range(first, end)))}, counted from 0, and {where} "
+            f"{len(addresses)}. Lower the number of ranks or of GPUs per rank."
         )
-    return [addresses[number] for number in wanted]
+    return addresses[first:end]

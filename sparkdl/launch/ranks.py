@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sparkdl.checks import check_counts
 from sparkdl.collective import check_timeout, check_transport, new_secret, uses_mpi
 from sparkdl.cores import check_threads
 from sparkdl.errors import ParamError
@@ -47,10 +48,8 @@ def make_spec(
         ParamError: if an argument has a value that cannot work.
         SerializationError: if the call cannot be pickled.
     """
-    if num_ranks < 1:
-        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
-    if gpus_per_rank < 0:
-        raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
+    check_counts(least=1, num_ranks=num_ranks)
+    check_counts(least=0, gpus_per_rank=gpus_per_rank)
     check_threads(threads_per_rank)
     check_transport(transport, wire)
     check_timeout(start_timeout_s, "start_timeout_s")

@@ -59,18 +59,13 @@ def check_cluster(
         is_barrier: whether the tasks are one barrier stage; False for tasks that start and end by themselves.
 
     Raises:
-        ParamError: if ``num_ranks`` or ``gpus_per_rank`` is out of range, or ``resources`` requests executors, or fewer
-            GPUs than a rank is to have.
+        ParamError: if ``resources`` requests executors, or fewer GPUs than a rank is to have.
         SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
         LaunchError: if a local master has too few slots, executors are allocated dynamically, Spark leaves too little
             memory to Python processes (``spark.executor.pyspark.memory``), the session belongs to
             a Spark Connect server before 4.0, which cannot keep a stage's rows (``localCheckpoint``); or if
             ``resources`` is given with Spark before 4.0 or a local master, which do not support it.
     """
-    if num_ranks < 1:
-        raise ParamError(f"The number of ranks must be at least 1, got {num_ranks}.")
-    if gpus_per_rank < 0:
-        raise ParamError(f"The number of GPUs per rank cannot be negative, got {gpus_per_rank}.")
     if is_connect(spark) and int(spark.version.split(".")[0]) < 4:
         raise LaunchError(
             f"Ranks on Spark Connect need Spark 4.0 or later, and the server is Spark {spark.version}. "

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sparkdl.checks import check_counts
 from sparkdl.closing import Closing
-from sparkdl.data.checks import check_counts
 from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.data.feed.row_stream import Batch, RowStream, join_batches, num_rows, slice_batch
 from sparkdl.data.files.filesystems import open_location
@@ -184,8 +184,8 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
         rank, world_size = cur_shard or 0, 1 if shard_count is None else shard_count
         if not 0 <= rank < world_size:
             raise ParamError(f"cur_shard must be in [0, {world_size}), which is shard_count; got {rank}.")
-        if num_epochs is not None and num_epochs < 1:
-            raise ParamError(f"num_epochs must be at least 1, or None for no end; got {num_epochs}.")
+        if num_epochs is not None:
+            check_counts(least=1, num_epochs=num_epochs)
         if cache_type not in _CACHES:
             raise ParamError(f"cache_type must be 'memory', 'local-disk' or None, got {cache_type!r}.")
         cache = _CACHES[cache_type]

@@ -19,8 +19,9 @@ from sparkdl.checkpoint.folder import Checkpoint, CheckpointFolder
 from sparkdl.checkpoint.tensors import Content, TrainingTensors, call_on_all_ranks
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.checkpoint.writer import CheckpointWriter
+from sparkdl.checks import check_counts
 from sparkdl.data.files.lease import SoleLease, check_lease, hold_alone
-from sparkdl.errors import CheckpointError, ParamError, StoreError
+from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.parallel.context import WholeSequences
 from sparkdl.parallel.parallelism import DIMENSIONS
 from sparkdl.random_state import random_state, rank_seed, seed_generators, set_random_state
@@ -70,8 +71,7 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
     def __init__(
         self, folder: str, layout: RankLayout, *, num_kept: int = 2, timeout_s: float | None = None
     ) -> None:
-        if num_kept < 1:
-            raise ParamError(f"num_kept must be positive, got {num_kept}.")
+        check_counts(least=1, num_kept=num_kept)
         self._holds = ExitStack()
         self._lease: SoleLease | None = None
         self._is_closed = False

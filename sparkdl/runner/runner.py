@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.checkpoint.commit_place import SETTING, USER, CommitPlace
+from sparkdl.checks import check_counts
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.files.lease import hold_alone
@@ -310,15 +311,17 @@ class Runner:
             raise LaunchError(f"{error} With local=True the ranks are processes of this machine.") from None
 
     def _check(self) -> None:
-        if self.num_workers < 1:
-            raise ParamError(f"num_workers must be at least 1, got {self.num_workers}.")
+        check_counts(least=1, num_workers=self.num_workers)
+        check_counts(
+            least=0,
+            gpus_per_worker=self.gpus_per_worker,
+            max_restarts=self.max_restarts,
+            max_retries=self.max_retries,
+        )
         if self.monitor is not None and not hasattr(self.monitor, "on_driver"):
             raise ParamError(
                 f"monitor is {self.monitor!r}; give a sparkdl.monitor.Monitor, as Monitor(seconds=5)."
             )
-        for name in ("gpus_per_worker", "max_restarts", "max_retries"):
-            if getattr(self, name) < 0:
-                raise ParamError(f"{name} cannot be negative, got {getattr(self, name)}.")
         if self.min_workers is not None and not 1 <= self.min_workers <= self.num_workers:
             raise ParamError(
                 f"min_workers={self.min_workers} must be between 1 and num_workers={self.num_workers}."

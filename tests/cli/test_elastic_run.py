@@ -108,7 +108,7 @@ def test_ranks_end_with_their_run(tmp_path: Path) -> None:
         (("--min", "3", "-n", "2", "x.py"), "-n 2 has to be between --min 3 and --max 2"),
         (("--min", "2", "--max", "1", "x.py"), "-n 1 has to be between --min 2 and --max 1"),
         (("--min", "0", "x.py"), "between --min 0"),
-        (("--max", "2", "--max-restarts", "-1", "x.py"), "--max-restarts cannot be negative"),
+        (("--max", "2", "--max-restarts", "-1", "x.py"), "--max-restarts must be at least 0, got -1"),
         (("--max-restarts", "1", "x.py"), "give --min or --max as well"),
         (
             ("--min", "1", "--", "accelerate", "launch"),

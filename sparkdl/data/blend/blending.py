@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.checks import check_counts, check_integer
 from sparkdl.closing import Closing
 from sparkdl.data.blend.mixture import Mixture
-from sparkdl.data.checks import StateKind, check_counts, check_integer
+from sparkdl.data.checks import StateKind
 from sparkdl.data.feed.feed import ParquetFeed, not_indexable_error
 from sparkdl.data.feed.row_stream import Batch, Feed, RowStream, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError

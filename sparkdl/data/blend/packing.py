@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.checks import StateKind, check_counts
+from sparkdl.checks import check_counts
+from sparkdl.data.checks import StateKind
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:

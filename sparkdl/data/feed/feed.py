@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy.typing as npt
 
+from sparkdl.checks import check_counts, check_integer, check_rank
 from sparkdl.closing import Closing
-from sparkdl.data.checks import check_counts, check_integer, check_rank, check_seconds
+from sparkdl.data.checks import check_seconds
 from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
 from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice

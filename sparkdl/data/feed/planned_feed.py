@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checks import check_counts, check_rank
 from sparkdl.closing import Closing
-from sparkdl.data.checks import check_counts, check_rank
 from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.data.feed.row_stream import Batch, join_batches, num_rows, slice_batch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from sparkdl.checks import check_counts
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
@@ -244,8 +245,7 @@ def obtain_dataset(
     )
     if vector_dtype not in {"float32", "float64"}:
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
-    if row_group_bytes < 1:
-        raise ParamError(f"row_group_bytes must be at least 1, got {row_group_bytes}.")
+    check_counts(least=1, row_group_bytes=row_group_bytes)
     with jobs_of(taker, unless_named=True):
         if in_place:
             dataset = open_in_place(df, fields, allow_ragged=allow_ragged)

@@ -8,8 +8,9 @@ Ranks run :func:`sparkdl.training.remote.fit_on_rank.fit_on_rank`. Begin with ``
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import loader
 
 if TYPE_CHECKING:
     from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, TorchRegressionModel
@@ -59,7 +60,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = loader(__name__, _MODULES)

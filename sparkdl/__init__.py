@@ -7,7 +7,9 @@ torch nor pyspark. Begin with :mod:`sparkdl.estimators`; the page of each packag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import loader
 
 if TYPE_CHECKING:
     from sparkdl.mlflow import autolog
@@ -21,9 +23,4 @@ __all__ = ["HorovodRunner", "Runner", "autolog"]
 _MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner", "autolog": "sparkdl.mlflow"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = loader(__name__, _MODULES)

@@ -9,8 +9,9 @@ driver and ``feed/feed`` on a rank.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import loader
 
 if TYPE_CHECKING:
     from sparkdl.data.blend.blending import BlendedFeed
@@ -28,24 +29,24 @@ if TYPE_CHECKING:
 # Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow. The guests among them are
 # named here because users look for them here: blends, and the converter as in Petastorm.
 _MODULES = {
-    "BlendedFeed": "blend.blending",
-    "Column": "dataset.dataset",
-    "Mixture": "blend.mixture",
-    "PackedBatch": "blend.packing",
-    "ParquetDataset": "dataset.dataset",
-    "ParquetFeed": "feed.feed",
-    "PlannedFeed": "feed.planned_feed",
-    "RowFilter": "dataset.row_choice",
-    "RowGroup": "dataset.dataset",
-    "SequencePacker": "blend.packing",
+    "BlendedFeed": ".blend.blending",
+    "Column": ".dataset.dataset",
+    "Mixture": ".blend.mixture",
+    "PackedBatch": ".blend.packing",
+    "ParquetDataset": ".dataset.dataset",
+    "ParquetFeed": ".feed.feed",
+    "PlannedFeed": ".feed.planned_feed",
+    "RowFilter": ".dataset.row_choice",
+    "RowGroup": ".dataset.dataset",
+    "SequencePacker": ".blend.packing",
     "SparkDatasetConverter": "sparkdl.loaders.converter",
-    "Store": "store.store",
-    "check_labels": "spark.validate",
+    "Store": ".store.store",
+    "check_labels": ".spark.validate",
     "make_spark_converter": "sparkdl.loaders.converter",
-    "materialize": "spark.materialization",
-    "use_materialized": "spark.materialization",
-    "open_dataset": "store.store",
-    "scan_dataset": "dataset.footers",
+    "materialize": ".spark.materialization",
+    "use_materialized": ".spark.materialization",
+    "open_dataset": ".store.store",
+    "scan_dataset": ".dataset.footers",
 }
 
 __all__ = [
@@ -70,8 +71,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _MODULES[name]
-    return getattr(importlib.import_module(module if "sparkdl." in module else f"{__name__}.{module}"), name)
+__getattr__ = loader(__name__, _MODULES)

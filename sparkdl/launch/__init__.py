@@ -10,12 +10,12 @@ not those of its folders, run on the driver.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import run_on_ranks
 from sparkdl.launch.slots import check_cluster, wait_for_slots
+from sparkdl.lazy import loader
 from sparkdl.spark.session import active_session
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 # Loaded on first use: a driver that uses Spark does not need them.
 _MODULES = {
-    "RankContext": "rank.context",
-    "prepare_in_task": "forkserver.reuse",
-    "run_on_local_ranks": "local_launch",
+    "RankContext": ".rank.context",
+    "prepare_in_task": ".forkserver.reuse",
+    "run_on_local_ranks": ".local_launch",
 }
 
 __all__ = [
@@ -43,7 +43,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = loader(__name__, _MODULES)

@@ -8,8 +8,9 @@ the ranks run ``on_rank`` and, with it, ``rank_logging``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sparkdl.lazy import loader
 from sparkdl.runner.horovod_runner import HorovodRunner
 from sparkdl.runner.rank_logging import progress
 from sparkdl.runner.runner import Runner
@@ -20,10 +21,5 @@ if TYPE_CHECKING:
 __all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
 
 
-def __getattr__(name: str) -> Any:
-    # Needs torch, which may not be installed on the driver.
-    if name == "TrainingState":
-        from sparkdl.checkpoint.training_state import TrainingState
-
-        return TrainingState
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Needs torch, which may not be installed on the driver.
+__getattr__ = loader(__name__, {"TrainingState": "sparkdl.checkpoint.training_state"})

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> tuple[int, int]:
         RankError: if code on a rank raises, or too many ranks are lost.
     """
     limits = _limits(options)
-    num_ranks = limits.own or 1
+    num_ranks = limits.own_slots or 1
     script = _script(options.command)
     setup = RankSetup(
         returns_all=False,
@@ -137,7 +137,7 @@ def _limits(options: argparse.Namespace) -> ElasticLimits:
         raise ParamError(
             f"-n {num_ranks} has to be between --min {least} and --max {most}, and --min at least 1."
         )
-    return ElasticLimits(least=least, most=most, max_restarts=_max_restarts(options), own=num_ranks)
+    return ElasticLimits(least=least, most=most, max_restarts=_max_restarts(options), own_slots=num_ranks)
 
 
 def _max_restarts(options: argparse.Namespace) -> int:

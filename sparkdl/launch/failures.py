@@ -98,8 +98,8 @@ def find_culprit(failures: Iterable[Failure]) -> Failure | None:
     """
     ordered = list(failures)
     causes = [failure for failure in ordered if not failure.is_consequence]
-    own = [failure for failure in causes if failure.origin != Origin.SHARED.value]
-    return next(iter([*own, *causes, *ordered]), None)
+    by_itself = [failure for failure in causes if failure.origin != Origin.SHARED.value]
+    return next(iter([*by_itself, *causes, *ordered]), None)
 
 
 def were_ranks_lost(failures: Sequence[Failure], returned: Collection[int], num_ranks: int) -> bool:

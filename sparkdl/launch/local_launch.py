@@ -144,8 +144,8 @@ def offer_local_slots(
 
     def make_stage(spec: LaunchSpec, _slot: int) -> LocalStage:
         modules = () if has_gpus() else spec.modules
-        own = replace(spec, num_threads=num_threads, environment=variables, modules=modules)
-        return LocalStage(own, [None])
+        of_machine = replace(spec, num_threads=num_threads, environment=variables, modules=modules)
+        return LocalStage(of_machine, [None])
 
     return SlotOffer(invitation, make_stage, num_slots=num_ranks, max_restarts=max_restarts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 from sparkdl.collective import Deadline
@@ -58,16 +58,6 @@ class LocalStage(Stage):
         deadline = Deadline(timeout_s)
         for thread in self._threads:
             thread.join(deadline.remaining_s())
-
-    def cancel_in_background(self, finish: Callable[[], None]) -> None:
-        """Wait for the tasks in a thread, which then calls ``finish``."""
-
-        def wait() -> None:
-            for thread in self._threads:
-                thread.join()
-            finish()
-
-        threading.Thread(target=wait, name="sparkdl-cancel", daemon=True).start()
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         """Rank, kind and number of chunks of everything that the ended tasks yielded."""

@@ -11,7 +11,7 @@ from sparkdl.collective import check_timeout, check_transport, new_secret, uses_
 from sparkdl.cores import check_threads
 from sparkdl.errors import ParamError
 from sparkdl.launch.hangs.watch import hang_limits
-from sparkdl.launch.supervision import Listener, OnEvent, OnLog, supervise
+from sparkdl.launch.supervision import Listener, OnEvent, OnLog, Supervision
 from sparkdl.launch.wire.channel import DriverChannel
 from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
@@ -132,4 +132,8 @@ def run_spec(
         )
     channel = DriverChannel(spec.secret, spec.num_ranks, host=host)
     complete = replace(spec, driver=channel.address)
-    return supervise(lambda: make_stage(complete, 0), channel, spec.limits, Listener(on_log, on_event))
+    listener = Listener(on_log, on_event)
+    with Supervision(lambda: make_stage(complete, 0), channel, spec.limits, listener) as supervision:
+        while supervision.poll(0.1):
+            pass
+        return supervision.values()

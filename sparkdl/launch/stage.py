@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import IO, Any, Protocol
 
@@ -52,6 +53,12 @@ class Stage(Protocol):
 
     def cancel_in_background(self, finish: Callable[[], None]) -> None:
         """Continue to cancel the tasks without waiting for them; then call ``finish``, from a thread."""
+
+        def wait() -> None:
+            self.cancel(timeout_s=threading.TIMEOUT_MAX)
+            finish()
+
+        threading.Thread(target=wait, name="sparkdl-cancel", daemon=True).start()
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         """Rank, kind and number of chunks of everything that the tasks yielded."""

@@ -179,12 +179,17 @@ class Supervision:
             self.stage.close()
 
     def _leave(self) -> None:
-        """Close the channel; if tasks still run, once they have ended."""
+        """Close the channel; if tasks still run, continue to cancel them, and close it once they have ended."""
         self._has_left = True
         stack, self._stack = self._stack, ExitStack()
         with stack:
             if self.stage.running:
-                _cancel_in_background(self.stage, self.channel, stack.pop_all())
+                _logger.warning(
+                    "The tasks of this launch have not ended although they were cancelled. They are cancelled again "
+                    "until they have, and ranks that start until then end without running the function."
+                )
+                self.channel.ignore_messages()
+                self.stage.cancel_in_background(stack.pop_all().close)
 
     def _look_for_hang(self) -> None:
         """Have all ranks ended if one hangs, and limit the time that they may take; also after a failure."""
@@ -221,33 +226,6 @@ class Supervision:
                 deadline = Deadline(timeout_s)
             elif is_complete or deadline.expired:
                 return
-
-
-def supervise(
-    start: Callable[[], Stage], channel: DriverChannel, limits: HangLimits, listener: Listener
-) -> list[Any]:
-    """Start the tasks of a launch, and return the values of their ranks; see :class:`Supervision`.
-
-    Raises:
-        LaunchError: if the ranks cannot be started.
-        SlotsMissingError: if the cluster did not have the slots in time.
-        RankError: if a rank fails; ``__cause__`` is its exception.
-        HangError: if a rank hangs.
-    """
-    with Supervision(start, channel, limits, listener) as supervision:
-        while supervision.poll(0.1):
-            pass
-        return supervision.values()
-
-
-def _cancel_in_background(stage: Stage, channel: DriverChannel, stack: ExitStack) -> None:
-    """Continue to cancel tasks that have not ended, and make tasks that still start end at once."""
-    _logger.warning(
-        "The tasks of this launch have not ended although they were cancelled. They are cancelled again until they "
-        "have, and ranks that start until then end without running the function."
-    )
-    channel.ignore_messages()
-    stage.cancel_in_background(stack.close)
 
 
 def _are_explained(failures: Sequence[Failure]) -> bool:

@@ -147,7 +147,7 @@ def run_members_from_task(
             with ExitStack() as stack:
                 coordinating = _CoordinatingJob(spark, spec, limits, lease)
                 members = _MemberJobs(spark, spec, limits, resources)
-                stack.callback(lambda own, others: _end([*others.values(), own]), coordinating, members.jobs)
+                stack.callback(lambda job, others: _end([*others.values(), job]), coordinating, members.jobs)
                 return _values(coordinating, members, listener)
         except _CoordinatingTaskLostError as error:
             if num_restarts == limits.max_restarts:
@@ -212,8 +212,8 @@ def _values(coordinating: _CoordinatingJob, members: _MemberJobs, listener: List
         members.raise_refusal()
         raise
     except RankError as error:
-        own = error if isinstance(error, ProcessesLostError) else members.as_raised(error)
-        raise own from own.__cause__
+        cause = error if isinstance(error, ProcessesLostError) else members.as_raised(error)
+        raise cause from cause.__cause__
     return members.values(names, listener)
 
 
@@ -245,8 +245,8 @@ class _CoordinatingJob(SparkJob):
         self._rows: list[Row] = []
         self._limits = spec.limits
         # The ranks get the function from their own tasks.
-        without_payload, own = replace(spec, payload=b""), replace(limits, own=0)
-        function = task_function(lambda: _rows_of_coordination(without_payload, own, lease))
+        without_payload, of_members = replace(spec, payload=b""), replace(limits, own_slots=0)
+        function = task_function(lambda: _rows_of_coordination(without_payload, of_members, lease))
         super().__init__(spark, replace(spec, num_ranks=2), function=function)
 
     def _run_stage(self, rows: DataFrame) -> None:
@@ -415,13 +415,13 @@ class _MemberJobs:
             try:
                 if not job.running and any(kind == "failure" for _, kind, _ in job.outcomes()):
                     collect(job, [], lambda *_: None, self._spec.limits)
-            except RankError as own:
-                if own.traceback_text == error.traceback_text:
-                    text = str(own).replace(f"Rank {own.rank} ", f"Rank {error.rank} ", 1)
-                    renumbered = type(own)(
-                        text, rank=error.rank, host=own.host, traceback_text=own.traceback_text
+            except RankError as raised:
+                if raised.traceback_text == error.traceback_text:
+                    text = str(raised).replace(f"Rank {raised.rank} ", f"Rank {error.rank} ", 1)
+                    renumbered = type(raised)(
+                        text, rank=error.rank, host=raised.host, traceback_text=raised.traceback_text
                     )
-                    renumbered.__cause__ = own.__cause__
+                    renumbered.__cause__ = raised.__cause__
                     return renumbered
             except Exception:  # of Spark, or of a value that cannot be unpickled
                 logger.debug("The failure of a member cannot be fetched.", exc_info=True)
@@ -531,9 +531,9 @@ class _Records(logging.Handler):
                 _MOST_RECORD_BYTES >> 20,
                 self._num_dropped,
             )
-        whole = b"".join(text for _, text in sorted([*self._lines, *self._others]))
-        for start in range(0, len(whole), CHUNK_BYTES):
-            yield whole[start : start + CHUNK_BYTES]
+        records = b"".join(text for _, text in sorted([*self._lines, *self._others]))
+        for start in range(0, len(records), CHUNK_BYTES):
+            yield records[start : start + CHUNK_BYTES]
 
 
 def _rows_of_member(spec: LaunchSpec) -> Iterator[_TaskRow]:
@@ -552,13 +552,13 @@ def _rows_of_member(spec: LaunchSpec) -> Iterator[_TaskRow]:
     task, stages = plain_task(context), list[LocalStage]()
 
     def start(of_member: LaunchSpec, _slot: int) -> LocalStage:
-        own = replace(
+        complete = replace(
             of_member,
             payload=spec.payload,
             environment=spec.environment,
             num_threads=threads_of_task(spec.num_threads, task.cpus),
         )
-        stages.append(LocalStage(own, [task.gpus]))
+        stages.append(LocalStage(complete, [task.gpus]))
         return stages[-1]
 
     invitation = Invitation(coordinator=spec.roster, secret=spec.secret)

@@ -126,7 +126,7 @@ def run_members(
 
 def _own_slots(limits: ElasticLimits) -> int:
     """The number of slots in which the launch itself starts members."""
-    return limits.most_members if limits.own is None else limits.own
+    return limits.most_members if limits.own_slots is None else limits.own_slots
 
 
 class _Run:
@@ -203,7 +203,8 @@ class _Run:
                 raise LinkLostError(self._roster.failure, rank=0, host="")
             self._check_size()
             world = self._roster.world
-            if world is not None and self._has_returned(world.members[0]):
+            first = None if world is None else self._members.get(world.members[0])
+            if world is not None and first is not None and first.has_returned:
                 return self._last_values(world)
 
     def _report_world(self) -> None:
@@ -232,8 +233,8 @@ class _Run:
     def _slots(self) -> list[int]:
         """The slots in which members may be started: first those of the launch's own, then those that others offer."""
         may_start = self._num_losses <= self._limits.max_restarts
-        own = range(self._own) if may_start else ()
-        return [*own, *(self._offers.offer_of if self._own or may_start else ())]
+        of_launch = range(self._own) if may_start else ()
+        return [*of_launch, *(self._offers.offer_of if self._own or may_start else ())]
 
     def _is_counted(self, slot: int) -> bool:
         """Whether losses in a slot are counted: unless others offer it, who may come and go as often as they like.
@@ -421,10 +422,6 @@ class _Run:
                 f"least {self._limits.least} are needed (minWorkers, min_workers): other jobs hold the free slots, or "
                 "executors are missing. Wait for them, or lower the minimum."
             ) from self._last_loss
-
-    def _has_returned(self, number: int) -> bool:
-        member = self._members.get(number)
-        return member is not None and member.has_returned
 
     def _last_values(self, world: World) -> list[Any]:
         """Let the other ranks of the last world return, too, and return the values of all; None for a lost one."""

@@ -17,9 +17,8 @@ import logging
 import os
 import pickle
 import stat
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -33,12 +32,12 @@ from sparkdl.errors import (
     LaunchError,
     ParamError,
 )
+from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.spec import installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import Address
 
 if TYPE_CHECKING:
     from sparkdl.launch.ranks import MakeStage
-    from sparkdl.launch.stage import Stage
     from sparkdl.launch.wire.channel import DriverChannel
     from sparkdl.launch.wire.spec import LaunchSpec
     from sparkdl.rendezvous.store import Rendezvous
@@ -222,8 +221,8 @@ class OfferedSlots:
                 self._withdraw(offer)
 
 
-class _OfferedStage:
-    """The task of a member in an offered slot; a :class:`~sparkdl.launch.stage.Stage`.
+class _OfferedStage(Stage):
+    """The task of a member in an offered slot.
 
     Args:
         channel: channel to the task.
@@ -233,10 +232,11 @@ class _OfferedStage:
         is_to_leave: whether the process that offers the slot is to go.
     """
 
+    is_to_leave = False
+    error: Exception | None = None
+
     def __init__(self, channel: DriverChannel, label: str | None) -> None:
         self.num_ranks, self.spark, self._label = 1, None, label
-        self.is_to_leave = False
-        self.error: Exception | None = None
         self._channel, self._is_over = channel, False
 
     def end(self, error: str) -> None:
@@ -249,22 +249,9 @@ class _OfferedStage:
         # What the task has said comes by another connection.
         return not (self._is_over and self._channel.wait_until_disconnected(0.0))
 
-    def check_start(self, num_started: int) -> None:
-        """Do nothing: the task starts at once."""
-
-    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:  # noqa: ARG002 - for a stage of Spark
-        return False
-
     def cancel(self, *, timeout_s: float) -> None:
         """Wait for the task, which the channel has cancelled."""
         self._is_over |= self._channel.wait_until_disconnected(timeout_s)
-
-    def cancel_in_background(self, finish: Callable[[], None]) -> None:
-        def wait() -> None:
-            self._channel.wait_until_disconnected(threading.TIMEOUT_MAX)
-            finish()
-
-        threading.Thread(target=wait, name="sparkdl-cancel", daemon=True).start()
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         return [] if self._channel.failures else [(0, "result", 1)]

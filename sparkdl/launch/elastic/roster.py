@@ -54,7 +54,8 @@ class ElasticLimits:
         group_size: number of ranks of a member, which live and end together, such as those that share one copy of a
             model.
         max_retries: how often in succession the same members may form a world again without a further update.
-        own: maximum number of members in slots of the launch's own, if others may offer slots; ``most`` when None.
+        own_slots: maximum number of members in slots of the launch itself, if others may offer slots; ``most`` when
+            None.
     """
 
     least: int
@@ -62,7 +63,7 @@ class ElasticLimits:
     max_restarts: int
     max_retries: int = 3
     group_size: int = 1
-    own: int | None = None
+    own_slots: int | None = None
 
     @property
     def is_barrier(self) -> bool:

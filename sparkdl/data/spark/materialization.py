@@ -111,7 +111,6 @@ def materialize(
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
-    in_place: bool = True,
 ) -> ParquetDataset:
     """Return columns of a DataFrame as a Parquet dataset, after checking that ranks can be fed with them.
 
@@ -128,7 +127,6 @@ def materialize(
         vector_dtype: dtype of the elements of vector columns, ``float64`` or ``float32``.
         row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
         allow_ragged: whether arrays of a column may differ in length, or be empty.
-        in_place: whether Parquet files may be used where they lie, without a copy.
 
     Returns:
         The dataset. It stays for the Store's ``keep_for`` after its last use; :func:`use_materialized` keeps it
@@ -151,7 +149,6 @@ def materialize(
         vector_dtype=vector_dtype,
         row_group_bytes=row_group_bytes,
         allow_ragged=allow_ragged,
-        in_place=in_place,
     )
     if obtained.use is not None:
         obtained.use.end()
@@ -165,9 +162,7 @@ def use_materialized(
     store: Store | str | os.PathLike[str],
     *,
     vector_dtype: str = "float64",
-    row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
-    in_place: bool = True,
     origin: DataFrame | None = None,
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
@@ -187,9 +182,7 @@ def use_materialized(
         store,
         "use_materialized",
         vector_dtype=vector_dtype,
-        row_group_bytes=row_group_bytes,
         allow_ragged=allow_ragged,
-        in_place=in_place,
         origin=origin,
         on_write=on_write,
         in_tasks=in_tasks,
@@ -218,7 +211,6 @@ def obtain_dataset(
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
-    in_place: bool = True,
     origin: DataFrame | None = None,
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
@@ -247,10 +239,9 @@ def obtain_dataset(
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
     check_counts(least=1, row_group_bytes=row_group_bytes)
     with jobs_of(taker, unless_named=True):
-        if in_place:
-            dataset = open_in_place(df, fields, allow_ragged=allow_ragged)
-            if dataset is not None:
-                return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
+        dataset = open_in_place(df, fields, allow_ragged=allow_ragged)
+        if dataset is not None:
+            return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
         request.store.check_writable()
         try:
             request.store.cleanup()

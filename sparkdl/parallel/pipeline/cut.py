@@ -35,7 +35,6 @@ def cut(
     schedule: str = "1f1b",
     costs: Sequence[float] | None = None,
     stage_blocks: Sequence[int] | None = None,
-    parts: PipelineParts | None = None,
 ) -> list[nn.Module]:
     """Keep this rank's stages of a model.
 
@@ -45,7 +44,6 @@ def cut(
         schedule: name of a schedule in :data:`SCHEDULES`.
         costs: cost of each block, for balanced stages; :func:`costs_by_memory` if None.
         stage_blocks: number of blocks of each stage, in place of balanced stages.
-        parts: parts of the model; :func:`parts_of` if None.
 
     Returns:
         The stages of this rank in ascending order; each takes the output of the stage before it. Modules keep their
@@ -57,23 +55,23 @@ def cut(
             would compute again. Stages after the first check the latter at their first call, except for Hugging Face
             models, which are checked here.
     """
-    parts = parts or parts_of(module)
+    parts = parts_of(module)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    own = stages_of_rank(schedule, rank, ranks)
+    numbers = stages_of_rank(schedule, rank, ranks)
     num_stages = ranks * SCHEDULES[schedule].stages_per_rank
     firsts = check_cut(module, schedule, ranks, costs=costs, stage_blocks=stage_blocks, parts=parts)
     tied = _tied_parameters(module, parts, firsts)
     # All stages but the last are copies of the shell around the modules that they keep.
     stages = []
-    for stage in own:
-        shell = module if stage == own[-1] else shallow_copy(module)
+    for stage in numbers:
+        shell = module if stage == numbers[-1] else shallow_copy(module)
         stages.append(_keep(shell, parts, stage, num_stages, firsts, tied))
         made = cast("Any", stages[-1])
         made.is_pipeline_stage = num_stages > 1  # so that nothing takes it for the whole model
         made.is_last_stage = stage == num_stages - 1
         made.tied_parameters = tied
     for tie in tied:
-        sharing = [made for stage, made in zip(own, stages, strict=True) if stage in tie.stages]
+        sharing = [made for stage, made in zip(numbers, stages, strict=True) if stage in tie.stages]
         for made in sharing[1:]:  # each stage trains a copy of its own
             untie(made, tie)
     return stages
@@ -155,9 +153,9 @@ def check_trainable(
     firsts = check_cut(module, schedule, ranks, stage_blocks=stage_blocks, parts=parts)
     trained = _trained_stages(module, parts, firsts)
     for rank in range(ranks):
-        own = stages_of_rank(schedule, rank, ranks)
-        if not trained.intersection(own):
-            blocks = ", ".join(f"{firsts[stage]} to {firsts[stage + 1] - 1}" for stage in own)
+        numbers = stages_of_rank(schedule, rank, ranks)
+        if not trained.intersection(numbers):
+            blocks = ", ".join(f"{firsts[stage]} to {firsts[stage + 1] - 1}" for stage in numbers)
             raise ParamError(
                 f"Rank {rank} of the pipeline would have the blocks {blocks}, and none of their parameters is trained. "
                 "Use fewer pipeline ranks, or join such layers with others into one block."
@@ -228,9 +226,9 @@ def _keep(
         for name in names:
             if not is_kept:
                 set_module(shell, name, make_replacement(shell, name, own_ties))
-    found = hugging_face_model(shell)
-    if found is not None:
-        prefix, model = found
+    located = hugging_face_model(shell)
+    if located is not None:
+        prefix, model = located
         base = shell.get_submodule(parts.blocks.rpartition(".")[0])
         _make_stage(model, base, is_root=not prefix, is_first=is_first, is_last=is_last, layers=layers)
     elif not is_first:
@@ -260,10 +258,10 @@ def _make_stage(
     name, forward, called = "input_ids" if is_first else "inputs_embeds", model.forward, base.forward
 
     def pass_on(tensor: Tensor, **kwargs: Any) -> Tensor:
-        given = {key: value for key, value in kwargs.items() if value is not None}
-        given |= {name: tensor, "use_cache": False}
+        keywords = {key: value for key, value in kwargs.items() if value is not None}
+        keywords |= {name: tensor, "use_cache": False}
         # Only the last stage computes logits.
-        hidden: Tensor = forward(**given).logits if is_last else called(**given).last_hidden_state
+        hidden: Tensor = forward(**keywords).logits if is_last else called(**keywords).last_hidden_state
         return hidden
 
     def answer(input_ids: Tensor, **kwargs: Any) -> SimpleNamespace:

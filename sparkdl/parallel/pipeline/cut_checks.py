@@ -86,13 +86,13 @@ class FirstCall:
         generator = torch.Generator(hidden.device).manual_seed(0)
         tried = torch.rand(hidden.shape, generator=generator, dtype=hidden.dtype, device=hidden.device)
         others = {name: value for name, value in kwargs.items() if args or value is not hidden}
-        own = blocks_in(stage, self._parts)
+        of_stage = blocks_in(stage, self._parts)
         ends = [name for name in self._parts.after if not hasattr(stage.get_submodule(name), "is_elsewhere")]
         kept = {name: stage.get_submodule(name) for name in ends}
 
         buffers = OtherBuffers(stage)  # each call begins with the same ones
         returned: list[Any] = []
-        first_own: nn.Module = next(iter(own.children()))
+        first_own: nn.Module = next(iter(of_stage.children()))
         noted = first_own.register_forward_hook(lambda *call: returned.append(call[-1]))
 
         def output_with(blocks: nn.Module) -> Tensor | None:
@@ -110,13 +110,13 @@ class FirstCall:
         try:
             for name in ends:
                 set_module(stage, name, Pass())
-            nothing = output_with(own_blocks(own, {}))
-            counted = output_with(own)
+            nothing = output_with(own_blocks(of_stage, {}))
+            counted = output_with(of_stage)
             others_before = {str(n): PassAs(returned[:1]) for n in range(self._number_of_first)}
-            numbered = output_with(own_blocks(own, others_before | dict(own.named_children())))
+            numbered = output_with(own_blocks(of_stage, others_before | dict(of_stage.named_children())))
         finally:
             noted.remove()
-            set_module(stage, self._parts.blocks, own)
+            set_module(stage, self._parts.blocks, of_stage)
             for name, value in kept.items():
                 set_module(stage, name, value)
         if nothing is not None and not torch.equal(nothing, tried):

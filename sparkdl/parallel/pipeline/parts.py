@@ -42,21 +42,21 @@ def parts_of(module: nn.Module) -> PipelineParts:
     Raises:
         ParamError: if the model has none of these.
     """
-    given = getattr(module, "pipeline_parts", None)
-    if given is not None:
-        before, blocks, after = given
+    named = getattr(module, "pipeline_parts", None)
+    if named is not None:
+        before, blocks, after = named
         inner = module.get_submodule(blocks)
         if not isinstance(inner, nn.ModuleList | nn.Sequential):
-            own = parts_of(inner)
-            before = (*before, *(f"{blocks}.{name}" for name in own.before))
-            after = (*(f"{blocks}.{name}" for name in own.after), *after)
-            blocks = f"{blocks}.{own.blocks}"
+            inner_parts = parts_of(inner)
+            before = (*before, *(f"{blocks}.{name}" for name in inner_parts.before))
+            after = (*(f"{blocks}.{name}" for name in inner_parts.after), *after)
+            blocks = f"{blocks}.{inner_parts.blocks}"
         return PipelineParts(tuple(before), blocks, tuple(after))
     if type(module) is nn.Sequential:
         return PipelineParts((), "", ())
-    found = hugging_face_model(module)
-    if found is not None:
-        outside, model = found
+    located = hugging_face_model(module)
+    if located is not None:
+        outside, model = located
         plan = [f"{outside}{name}" for name in model.pp_plan or ()]
         lists = [name for name in plan if isinstance(module.get_submodule(name), nn.ModuleList)]
         if len(lists) == 1:
@@ -111,28 +111,23 @@ def costs_by_time(
     module: nn.Module,
     *args: Any,
     group: dist.ProcessGroup,
-    parts: PipelineParts | None = None,
-    repeats: int = 3,
     **kwargs: Any,
 ) -> list[float]:
-    """Seconds of each block's forward pass on a batch, measured on the group's first rank. Collective.
+    """Seconds of each block's forward pass on a batch: the fastest of three on the group's first rank. Collective.
 
     Args:
         module: the whole model, not on the meta device.
         args: positional arguments of the model.
         group: process group of the ranks that cut the model; all get the same costs.
-        parts: parts of the model; :func:`parts_of` if None.
-        repeats: number of calls; the fastest time of each block counts.
         kwargs: keyword arguments of the model.
 
     Raises:
         ParamError: on all ranks, if the call fails.
     """
-    parts = parts or parts_of(module)
     measured: list[Any] = [None]
     if dist.get_rank(group) == 0:
         try:
-            measured = [_seconds_of_blocks(module, parts, repeats, args, kwargs)]
+            measured = [_seconds_of_blocks(module, args, kwargs)]
         except Exception as error:
             measured = [ParamError(f"The blocks cannot be timed: {type(error).__name__}: {error}")]
     dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
@@ -142,9 +137,8 @@ def costs_by_time(
     return list(measure)
 
 
-def _seconds_of_blocks(
-    module: nn.Module, parts: PipelineParts, repeats: int, args: Any, kwargs: Any
-) -> list[float]:
+def _seconds_of_blocks(module: nn.Module, args: Any, kwargs: Any) -> list[float]:
+    parts = parts_of(module)
     blocks = list(blocks_in(module, parts))
     watch = _Stopwatch()
     watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
@@ -154,7 +148,7 @@ def _seconds_of_blocks(
         for number, layer in enumerate(watched):
             hooks.enter_context(layer.register_forward_pre_hook(watch.begin))
             hooks.enter_context(layer.register_forward_hook(functools.partial(watch.end, number)))
-        for _ in range(repeats):
+        for _ in range(_NUM_TIMED):
             watch.seconds = [0.0] * len(watched)
             module(*args, **kwargs)
             runs.append(watch.seconds)
@@ -164,6 +158,10 @@ def _seconds_of_blocks(
     costs[0] += sum(fastest[:at])
     costs[-1] += sum(fastest[at + len(blocks) :])
     return costs
+
+
+_NUM_TIMED = 3
+"""Number of calls of a model whose blocks are timed; the fastest time of each block counts."""
 
 
 class _Stopwatch:

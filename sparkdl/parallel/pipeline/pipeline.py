@@ -250,22 +250,22 @@ def evaluate_stages(
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     owners = {number: owner for owner in range(ranks) for number in stages_of_rank(schedule, owner, ranks)}
-    own = stages_of_rank(schedule, rank, ranks)
+    numbers = stages_of_rank(schedule, rank, ranks)
     outputs, sent = [], list[Any]()
     parts = [torch.tensor_split(argument, microbatches) for argument in args]
     named = {name: torch.tensor_split(argument, microbatches) for name, argument in kwargs.items()}
     for index in range(microbatches):
-        given: tuple[Any, ...] = tuple(part[index] for part in parts)
-        for number, stage in zip(own, stages, strict=True):
+        inputs: tuple[Any, ...] = tuple(part[index] for part in parts)
+        for number, stage in zip(numbers, stages, strict=True):
             if number and owners[number - 1] != rank:
                 device = next((parameter.device for parameter in stage.parameters()), torch.device("cpu"))
-                given = (_receive(owners[number - 1], group, device),)
-            output = stage(*given, **{name: part[index] for name, part in named.items()})
+                inputs = (_receive(owners[number - 1], group, device),)
+            output = stage(*inputs, **{name: part[index] for name, part in named.items()})
             if number == len(owners) - 1:
                 outputs.append(output)
             elif owners[number + 1] != rank:
                 sent += _send(output, owners[number + 1], group)
-            given = (output,)
+            inputs = (output,)
     for work, _ in sent:
         work.wait()
     return torch.cat(outputs) if outputs else None

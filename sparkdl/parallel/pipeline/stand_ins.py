@@ -58,12 +58,12 @@ def make_replacement(shell: nn.Module, name: str, tied: Sequence[TiedParameter])
 def untie(stage: nn.Module, tie: TiedParameter) -> None:
     """Give a stage a copy of a parameter that another stage of the same rank has, too."""
     shared = stage.get_parameter(tie.name)
-    own = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+    copy = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
     for name in tie.names:
         parent, _, last = name.rpartition(".")
         holder = dict(stage.named_modules()).get(parent)
         if holder is not None and holder._parameters.get(last) is shared:
-            holder._parameters[last] = own
+            holder._parameters[last] = copy
 
 
 class PassAs(Pass):
@@ -89,17 +89,17 @@ class OwnBlocks(nn.ModuleList):
     """Some of a list's blocks under their numbers in the list; iterates over them, and its length is their number."""
 
     def __getitem__(self, index: Any) -> Any:
-        own = list(self._modules.values())
-        return own[index]
+        blocks = list(self._modules.values())
+        return blocks[index]
 
 
 def own_blocks(like: nn.Module, blocks: dict[str, nn.Module]) -> OwnBlocks | nn.Sequential:
     """Some of the blocks of a list, or of a Sequential if ``like`` is one, under their numbers there."""
     if isinstance(like, nn.Sequential):
         return nn.Sequential(OrderedDict(blocks))
-    own = OwnBlocks()
-    own._modules.update(blocks)
-    return own
+    kept = OwnBlocks()
+    kept._modules.update(blocks)
+    return kept
 
 
 def set_module(shell: nn.Module, name: str, module: nn.Module) -> None:

@@ -68,7 +68,7 @@ class TiedGradients:
             yield
             return
         copies = {tie.name: self._copies(tie) for tie in self._ties}
-        earlier = [(parameter, parameter.grad) for own in copies.values() for parameter in own.values()]
+        earlier = [(parameter, parameter.grad) for of_tie in copies.values() for parameter in of_tie.values()]
         for parameter, _ in earlier:
             parameter.grad = None
         yield
@@ -108,11 +108,11 @@ class TiedGradients:
     def _sum(self, tie: TiedParameter, copies: Mapping[int, nn.Parameter]) -> None:
         if not copies:
             return
-        own = {
+        gradients = {
             number: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for number, parameter in copies.items()
         }
-        local = {number: local_part(grad).contiguous() for number, grad in own.items()}
+        local = {number: local_part(grad).contiguous() for number, grad in gradients.items()}
         like = next(iter(local.values()))
         others = {
             number: torch.empty_like(like)
@@ -134,8 +134,8 @@ class TiedGradients:
         # In the same order on all ranks, so that all copies stay equal to the bit.
         total = functools.reduce(torch.add, (part for _, part in sorted((local | others).items())))
         for number, parameter in copies.items():
-            local_part(own[number]).copy_(total)
-            parameter.grad = own[number]
+            local_part(gradients[number]).copy_(total)
+            parameter.grad = gradients[number]
 
     def _compare(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> None:
         """Refuse copies that are not equal, or are divided in different ways: their parts are of other elements.

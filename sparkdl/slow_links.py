@@ -7,7 +7,7 @@ They are values that a driver can check and send to ranks. :class:`sparkdl.torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
@@ -39,7 +39,7 @@ class LocalSGD:
         """Check the values."""
         _check_count(self, "every", 1)
         _check_count(self, "begin_after", 0)
-        _check_group(self)
+        _check(self, "group", " or ".join(map(repr, GROUPS)), self.group in GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +73,11 @@ class DiLoCo:
         """Check the values."""
         _check_count(self, "every", 1)
         _check_count(self, "begin_after", 0)
-        _check_group(self)
-        if not _is_number(self.learning_rate) or not self.learning_rate > 0:
-            raise _refusal(self, "learning_rate", "a number above 0; the paper takes 0.7")
-        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
-            raise _refusal(self, "momentum", "a number from 0 to below 1; the paper takes 0.9")
+        _check(self, "group", " or ".join(map(repr, GROUPS)), self.group in GROUPS)
+        _check_number(self, "learning_rate", "a number above 0; the paper takes 0.7", lambda rate: rate > 0)
+        _check_number(
+            self, "momentum", "a number from 0 to below 1; the paper takes 0.9", lambda share: 0 <= share < 1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,9 @@ class TopK:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if not _is_number(self.ratio) or not 0 < self.ratio <= 1:
-            raise _refusal(self, "ratio", "a share above 0 and at most 1, such as 0.01")
+        _check_number(
+            self, "ratio", "a share above 0 and at most 1, such as 0.01", lambda share: 0 < share <= 1
+        )
         _check_count(self, "begin_after", 0)
 
 
@@ -165,20 +166,18 @@ def settings_of(given: Mapping[str, Any], kinds: tuple[type[Any], ...]) -> Any:
 
 def _check_count(settings: Any, name: str, least: int) -> None:
     value = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _refusal(settings, name, f"an integer of at least {least}")
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    _check(settings, name, f"an integer of at least {least}", is_integer and value >= least)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _check_number(settings: Any, name: str, wanted: str, fits: Callable[[float], bool]) -> None:
+    value = getattr(settings, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _check(settings, name, wanted, is_number and fits(value))
 
 
-def _check_group(settings: Synchronization) -> None:
-    if settings.group not in GROUPS:
-        raise _refusal(settings, "group", " or ".join(map(repr, GROUPS)))
-
-
-def _refusal(settings: Any, name: str, wanted: str) -> ParamError:
-    return ParamError(
-        f"{name} of {type(settings).__name__} is {getattr(settings, name)!r}; it has to be {wanted}."
-    )
+def _check(settings: Any, name: str, wanted: str, is_valid: bool) -> None:
+    if not is_valid:
+        raise ParamError(
+            f"{name} of {type(settings).__name__} is {getattr(settings, name)!r}; it has to be {wanted}."
+        )

@@ -108,18 +108,18 @@ class CheckedParams(Params):
         self._set(**{param.name: value})
 
     def _set(self: P, **params: Any) -> P:
-        for name, given in params.items():
+        for name, raw in params.items():
             if not self.hasParam(name):
                 raise ParamError(_unknown(type(self), name, [param.name for param in self.params]))
             param = self.getParam(name)
-            if given is None:
+            if raw is None:
                 self.clear(param)
                 continue
-            value = given.item() if isinstance(given, np.generic) else given
+            value = raw.item() if isinstance(raw, np.generic) else raw
             try:
                 super()._set(**{name: value})
             except (TypeError, ValueError) as error:
-                raise _wrong_type(param, given, error) from error
+                raise _wrong_type(param, raw, error) from error
         return self
 
 

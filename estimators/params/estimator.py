@@ -174,8 +174,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
 
         Estimators that read the weights themselves, or copy the folder, return the original one.
         """
-        given = self.getInitialWeights()
-        return None if given == DRAWN else given
+        weights = self.getInitialWeights()
+        return None if weights == DRAWN else weights
 
     def metric_names(self) -> list[str]:
         """Return the names of all losses and metrics that a fit has."""
@@ -233,65 +233,119 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 f"{self.minWorkers.doc}."
             ).about("minWorkers", "numWorkers")
         self._check_batch_size()
-        self._check_balance()
-        self._check_stragglers()
+        self._check_contradictions()
         self._check_elastic()
-        self._check_slow_links()
 
-    def _check_balance(self) -> None:
-        if self.getBalance() == "equal":
-            return
-        if self.getParallelism() is not None:
-            raise ParamError(
-                "Param balance is 'speed', and parallelism is set: ranks that share a model also share their rows, or "
-                "wait for each other within a step. Leave one of them out."
-            ).about("balance", "parallelism")
-        if self.getDeterministic():
-            raise ParamError(
-                "Param balance is 'speed', and deterministic is True: the rows of a rank follow its speed, which is "
-                "never the same twice. Leave one of them out."
-            ).about("balance", "deterministic")
-        if self.getSyncBatchNorm() and self.getGpusPerWorker():
-            raise ParamError(
-                "Param balance is 'speed', and syncBatchNorm is True on GPUs: ranks then wait for each other in the "
-                "forward pass, whose time is the measure of their speed. Leave one of them out."
-            ).about("balance", "syncBatchNorm", "gpusPerWorker")
-        if self.getBatchSize() == 1:
+    def _check_contradictions(self) -> None:
+        """Refuse pairs of settings that exclude each other."""
+        synchronization, compression = self.getSynchronization(), self.getCompression()
+        is_by_speed, watches = self.getBalance() != "equal", self.getStragglerFactor() is not None
+        is_divided, has_gpus = self.getParallelism() is not None, self.getGpusPerWorker() > 0
+        averages_weights, compresses = synchronization is not None, compression is not None
+        has_norm_on_gpus = self.getSyncBatchNorm() and has_gpus
+        slow = "synchronization" if averages_weights else "compression"
+        has_slow = averages_weights or compresses
+        needs_native = compresses or (
+            synchronization is not None
+            and (bool(synchronization.begin_after) or synchronization.group != "rank")
+        )
+        waits = "ranks wait for each other in the forward pass, whose time is the measure of their speed"
+        for name, other, contradicts, why in (
+            (
+                "balance",
+                "parallelism",
+                is_by_speed and is_divided,
+                "ranks that share a model also share their rows, or wait for each other within a step",
+            ),
+            (
+                "balance",
+                "deterministic",
+                is_by_speed and self.getDeterministic(),
+                "the rows of a rank follow its speed, which is never the same twice",
+            ),
+            ("balance", "syncBatchNorm", is_by_speed and has_norm_on_gpus, f"on GPUs, {waits}"),
+            (
+                "stragglerFactor",
+                "parallelism",
+                watches and is_divided,
+                "ranks that share a model wait for each other within a step, and their parts of it take different "
+                "times",
+            ),
+            ("stragglerFactor", "syncBatchNorm", watches and has_norm_on_gpus, f"on GPUs, {waits}"),
+            (
+                "synchronization",
+                "compression",
+                averages_weights and compresses,
+                "ranks that update their own weights send no gradients",
+            ),
+            (
+                slow,
+                "balance",
+                averages_weights and is_by_speed,
+                "ranks with more rows would not count more in the average of weights",
+            ),
+            (
+                slow,
+                "stragglerFactor",
+                averages_weights and watches,
+                "it makes the ranks wait for each other every two seconds",
+            ),
+            (
+                slow,
+                "parallelism",
+                has_slow and is_divided,
+                "ranks that have parts of a model need each other in each step",
+            ),
+            (
+                slow,
+                "precision",
+                has_slow and self.getPrecision() == "float16",
+                "the losses of float16 are scaled by all ranks together; choose 'bfloat16'",
+            ),
+            (
+                slow,
+                "syncBatchNorm",
+                averages_weights and self.getSyncBatchNorm(),
+                "it takes statistics over the rows of all ranks in each step",
+            ),
+            (
+                slow,
+                "gpusPerWorker",
+                has_gpus and needs_native,
+                "on GPUs gradients are averaged by NCCL, uncompressed, over all ranks: only synchronization with group "
+                "'rank' and begin_after 0 is supported there",
+            ),
+        ):
+            if contradicts:
+                values = [self.getOrDefault(self.getParam(param)) for param in (name, other)]
+                first, second = (f" to {value!r}" if isinstance(value, str) else "" for value in values)
+                raise ParamError(
+                    f"Param {name} is set{first}, and so is {other}{second}: {why}. Leave one of them out."
+                ).about(name, other)
+        if is_by_speed and self.getBatchSize() == 1:
             raise ParamError(
                 "Param balance is 'speed', and a step has one row per rank, which each rank keeps. Use a larger batch: "
                 "its rows are divided more finely, too."
             ).about("balance", "batchSize", "globalBatchSize")
-
-    def _check_stragglers(self) -> None:
-        if self.getReplaceStragglers() and (self.getStragglerFactor() is None or not self.getElastic()):
+        if self.getReplaceStragglers() and not (watches and self.getElastic()):
             raise ParamError(
                 "Param replaceStragglers is True, which needs a stragglerFactor, that says which ranks are replaced, "
                 "and elastic=True."
             ).about("replaceStragglers", "stragglerFactor", "elastic")
-        if self.getStragglerFactor() is not None and self.getParallelism() is not None:
-            raise ParamError(
-                "Param stragglerFactor is set, and parallelism: ranks that share a model wait for each other within a "
-                "step, and their parts of it take different times. Leave one of them out."
-            ).about("stragglerFactor", "parallelism")
-        if self.getStragglerFactor() is not None and self.getSyncBatchNorm() and self.getGpusPerWorker():
-            raise ParamError(
-                "Param stragglerFactor is set, and syncBatchNorm is True on GPUs: ranks wait for each other in the "
-                "forward pass, whose time is the measure of their speed. Leave one of them out."
-            ).about("stragglerFactor", "syncBatchNorm", "gpusPerWorker")
 
     def _check_batch_size(self) -> None:
-        given, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()
-        if given is None:
+        rows, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()
+        if rows is None:
             return
         if self.isSet(self.batchSize):
             raise ParamError(
                 f"Params batchSize and globalBatchSize are both set, to {self.getOrDefault(self.batchSize)} and "
-                f"{given}. Leave one of them out."
+                f"{rows}. Leave one of them out."
             ).about("batchSize", "globalBatchSize")
-        if given % num_ranks:
-            near = max(1, round(given / num_ranks)) * num_ranks
+        if rows % num_ranks:
+            near = max(1, round(rows / num_ranks)) * num_ranks
             raise ParamError(
-                f"Param globalBatchSize is {given}, which numWorkers, {num_ranks}, does not divide. Set it to {near}, "
+                f"Param globalBatchSize is {rows}, which numWorkers, {num_ranks}, does not divide. Set it to {near}, "
                 "for example."
             ).about("globalBatchSize", "numWorkers")
 
@@ -347,67 +401,19 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                     f"In an elastic fit replicas come and go as a whole: set it to a multiple of {size}."
                 ).about(param.name, "parallelism")
 
-    def _check_slow_links(self) -> None:
-        """Refuse settings that local steps or compressed gradients contradict."""
-        synchronization, compression = self.getSynchronization(), self.getCompression()
-        if synchronization is not None and compression is not None:
-            raise ParamError(
-                "Params synchronization and compression are both set: ranks that update their own weights send no "
-                "gradients. Leave one of them out."
-            ).about("synchronization", "compression")
-        has_gpus = self.getGpusPerWorker() > 0
-        refusals = {
-            "balance": (
-                synchronization is not None and self.getBalance() != "equal",
-                "ranks with more rows would not count more in the average of weights",
-            ),
-            "stragglerFactor": (
-                synchronization is not None and self.getStragglerFactor() is not None,
-                "it makes the ranks wait for each other every two seconds",
-            ),
-            "parallelism": (
-                self.getParallelism() is not None,
-                "ranks that have parts of a model need each other in each step",
-            ),
-            "precision": (
-                self.getPrecision() == "float16",
-                "the losses of float16 are scaled by all ranks together; choose 'bfloat16'",
-            ),
-            "syncBatchNorm": (
-                synchronization is not None and self.getSyncBatchNorm(),
-                "it takes statistics over the rows of all ranks in each step",
-            ),
-            "gpusPerWorker": (
-                has_gpus
-                and (
-                    compression is not None
-                    or (synchronization is not None and bool(synchronization.begin_after))
-                    or (synchronization is not None and synchronization.group != "rank")
-                ),
-                "on GPUs gradients are averaged by NCCL, uncompressed, over all ranks: only synchronization with group "
-                "'rank' and begin_after 0 is supported there",
-            ),
-        }
-        name = "synchronization" if synchronization is not None else "compression"
-        for other, (contradicts, why) in refusals.items():
-            if contradicts and (synchronization is not None or compression is not None):
-                raise ParamError(
-                    f"Param {name} is set, and so is {other}: {why}. Leave one of them out."
-                ).about(name, other)
-
     def _check_presence(self) -> None:
         needed: list[Param[Any]] = [self.model, self.optimizer]
         if self.getTrainStep() is None:
             needed.append(self.loss)
-        for given, advice in (
+        for forbidden, advice in (
             (self.loss, "The loss is what trainStep returns"),
             (self.labels, "A step gets labels as the column holds them"),
             (self.lossWeights, "Weigh the losses in trainStep"),
         ):
-            if self.getTrainStep() is not None and self.isSet(given):
+            if self.getTrainStep() is not None and self.isSet(forbidden):
                 raise ParamError(
-                    f"Params {given.name} and trainStep are both set. {advice}: leave {given.name} out."
-                ).about(given.name, "trainStep")
+                    f"Params {forbidden.name} and trainStep are both set. {advice}: leave {forbidden.name} out."
+                ).about(forbidden.name, "trainStep")
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")

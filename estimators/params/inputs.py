@@ -58,8 +58,8 @@ def _to_labels(value: Any) -> Sequence[Any]:
 
 
 def _to_list(value: Any) -> list[Any]:
-    given = list(value) if isinstance(value, _LISTS) else []
-    values = [one.item() if isinstance(one, np.generic) else one for one in given]
+    items = list(value) if isinstance(value, _LISTS) else []
+    values = [one.item() if isinstance(one, np.generic) else one for one in items]
     labels = [int(one) if isinstance(one, float) and one.is_integer() else one for one in values]
     kinds = {type(label) for label in labels}
     if len(labels) < 2 or len(kinds) > 1 or not kinds <= {str, bool, int} or len(set(labels)) < len(labels):
@@ -278,6 +278,6 @@ def scored_columns_of(params: HasScoredColumns) -> tuple[ScoredColumn, ...]:
             "nothing. Name one of them."
         )
     if len({column.name for column in named}) < len(named):
-        given = ", ".join(f"{column.param} {column.name!r}" for column in named)
-        raise ParamError(f"Two columns cannot have one name: {given}. Name them differently.")
+        shared = ", ".join(f"{column.param} {column.name!r}" for column in named)
+        raise ParamError(f"Two columns cannot have one name: {shared}. Name them differently.")
     return named

@@ -39,24 +39,24 @@ def _to_store_url(value: Any) -> str:
 
 
 def _to_parallelism(value: Any) -> dict[str, Any]:
-    given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    if not isinstance(given, Mapping):
+    sizes = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if not isinstance(sizes, Mapping):
         raise TypeError(
             f"it takes a sparkdl.parallel.Parallelism, or a dict such as {{'shard': 4}}, not a {type(value).__name__}"
         )
-    made, plain = _parallelism(given), _parallelism({})
+    made, plain = _parallelism(sizes), _parallelism({})
     return {name: value for name, value in asdict(made).items() if value != getattr(plain, name)}
 
 
-def _parallelism(given: Mapping[str, Any]) -> Parallelism:
+def _parallelism(sizes: Mapping[str, Any]) -> Parallelism:
     from sparkdl.parallel import Parallelism  # with torch's device meshes, which few fits need
 
-    unknown = [name for name in given if name not in Parallelism.__dataclass_fields__]
+    unknown = [name for name in sizes if name not in Parallelism.__dataclass_fields__]
     if unknown:
         known = list(Parallelism.__dataclass_fields__)
         hint = did_you_mean(unknown[0], known, otherwise=f"It takes {', '.join(known)}.", show=repr)
         raise ParamError(f"Param parallelism has no size {unknown[0]!r}. {hint}")
-    return Parallelism(**given)
+    return Parallelism(**sizes)
 
 
 def _to_monitor(value: Any) -> dict[str, Any]:
@@ -385,8 +385,8 @@ class HasTracking(Params):
             return None
         from sparkdl.monitor import Monitor
 
-        given: dict[str, Any] = self.getOrDefault(self.monitor)
-        return Monitor.from_dict(given)
+        settings: dict[str, Any] = self.getOrDefault(self.monitor)
+        return Monitor.from_dict(settings)
 
     def setMonitor(self: ParamsT, value: Monitor | Mapping[str, Any] | None) -> ParamsT:
         """Set how the ranks are watched."""

@@ -272,15 +272,17 @@ def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
     def decorate(made: T) -> T:
         constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
         signature = inspect.signature(constructor)
-        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        arguments = [
+            one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
         added = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__
             )
             for name, annotation in shared.__annotations__.items()
         ]
-        constructor.__signature__ = signature.replace(parameters=[*own, *added])
-        names = [argument.name for argument in (*own, *added) if argument.name != "self"]
+        constructor.__signature__ = signature.replace(parameters=[*arguments, *added])
+        names = [argument.name for argument in (*arguments, *added) if argument.name != "self"]
         made.__doc__ = f"{inspect.getdoc(made)}\n\nArgs:\n{_arguments(made, names, differing)}\n"
         return made
 

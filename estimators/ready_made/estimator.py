@@ -132,8 +132,8 @@ class _LearningEstimator(TorchEstimator):
         return self._of.vector_dtype
 
     def further_params(self) -> dict[str, object]:
-        given = self._of.extractParamMap()
-        return {param.name: value for param, value in given.items() if not self.hasParam(param.name)}
+        values = self._of.extractParamMap()
+        return {param.name: value for param, value in values.items() if not self.hasParam(param.name)}
 
     def path_of_initial_weights(self) -> str | None:
         return self._of.path_of_pretrained()
@@ -159,17 +159,17 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
     from pyspark.ml.linalg import Vectors
 
     columns = saved.signature.inputs.columns
-    given = _by_name(value, columns)
+    values = _by_name(value, columns)
     for column in columns:
-        if column.name not in given:
-            raise missing_column_error(column.name, list(given))
-    row = {column.name: _one(given[column.name], column) for column in columns}
+        if column.name not in values:
+            raise missing_column_error(column.name, list(values))
+    row = {column.name: _one(values[column.name], column) for column in columns}
     (output,) = saved.signature.outputs
-    (found,) = Predictor(saved, batch_size=1).answer(row, (answer,)).values()
+    (answers,) = Predictor(saved, batch_size=1).answer(row, (answer,)).values()
     if answer == "prediction":
-        value = called(found[answer], output)[0]
+        value = called(answers[answer], output)[0]
         return value.item() if output.classes is None else value
-    return Vectors.dense(found[answer][0])
+    return Vectors.dense(answers[answer][0])
 
 
 def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:

@@ -23,9 +23,9 @@ from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import OneOf, to_integers
 from sparkdl.estimators.params.estimator import ClassArguments
-from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
+from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
-from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, check_one_column, check_unset
 from sparkdl.networks.backbones import (
     NO_WEIGHTS,
     OWN,
@@ -198,9 +198,11 @@ def image_inputs(
             f"Column {column.name!r} holds {what}, and ImageClassifier takes images of Spark's image source, encoded "
             "ones (binary), or arrays of one shape."
         )
-    found = _shape_of_arrays(column, shape)
-    has_channels_first = len(found) == 3 and found[2] not in _PLAIN_CHANNELS and found[0] in _PLAIN_CHANNELS
-    return replace(inputs, shape=found, has_channels_first=has_channels_first)
+    image_shape = _shape_of_arrays(column, shape)
+    has_channels_first = (
+        len(image_shape) == 3 and image_shape[2] not in _PLAIN_CHANNELS and image_shape[0] in _PLAIN_CHANNELS
+    )
+    return replace(inputs, shape=image_shape, has_channels_first=has_channels_first)
 
 
 def _shape_of_arrays(column: Column, shape: Sequence[int] | None) -> tuple[int, ...]:
@@ -366,10 +368,7 @@ class ImageClassifier(
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         super().check_values()
-        if len(self.getFeaturesCols()) > 1:
-            raise ParamError(
-                f"Param featuresCol is {self.getFeaturesCols()}, and ImageClassifier takes one column of images."
-            ).about("featuresCol", "featuresCols")
+        check_one_column(self, "images")
         self._check_backbone()
 
     def _check_backbone(self) -> None:
@@ -381,13 +380,11 @@ class ImageClassifier(
                 "Param backboneWeights is 'pretrained', and the residual network has no such weights. Take a backbone "
                 "such as 'torchvision:resnet18', or the path of a file."
             ).about("backboneWeights", "backbone")
-        own: list[Entry[Any]] = [self.stageWidths, self.blocksPerStage, self.dropout]
-        for entry in own:
-            if name != OWN and self.isSet(entry):
-                raise ParamError(
-                    f"Param {entry.name} is {self.getOrDefault(entry)}, which is one of the residual network, and "
-                    f"Param backbone is {name!r}. Leave {entry.name} out."
-                ).about(entry.name, "backbone")
+        if name != OWN:
+            of_network: list[Param[Any]] = [self.stageWidths, self.blocksPerStage, self.dropout]
+            check_unset(
+                self, of_network, "backbone", f"the network of Param backbone, {name!r}, brings its own"
+            )
         if weights not in (NO_WEIGHTS, PRETRAINED):
             with check_of("backboneWeights"):
                 read_backbone_weights(weights)

@@ -51,7 +51,7 @@ from sparkdl.estimators.ready_made.language_weights import (
     beginning_of_folder,
     beginning_of_sizes,
 )
-from sparkdl.estimators.ready_made.params import HasAdamW
+from sparkdl.estimators.ready_made.params import HasAdamW, check_one_column, check_unset
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
@@ -136,10 +136,10 @@ class LanguageModelModel(TorchModel, HasGeneration):
         assert inputs.prepare is not None, "inputs of a TextModel have a function that makes tokens"
         column = np.empty(1, object)
         column[0] = np.asarray(text, np.int64) if takes_tokens else text
-        given = inputs.prepare({inputs.names[0]: column})
+        arrays = inputs.prepare({inputs.names[0]: column})
         with torch.inference_mode():
             (tokens,) = model.continuations(
-                *(torch.from_numpy(np.asarray(given[name])) for name in ("tokens", "lengths"))
+                *(torch.from_numpy(np.asarray(arrays[name])) for name in ("tokens", "lengths"))
             )
         return tokens if takes_tokens else model.decode(tokens)
 
@@ -333,11 +333,7 @@ class LanguageModel(
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         check_entries(self)
-        if len(self.getFeaturesCols()) > 1:
-            raise ParamError(
-                f"Param featuresCol is {self.getFeaturesCols()}, and LanguageModel takes one column of texts. Join "
-                "several with pyspark.sql.functions.concat_ws."
-            ).about("featuresCol", "featuresCols")
+        check_one_column(self, "texts. Join several with pyspark.sql.functions.concat_ws")
         for entry, why in (
             (self.weightCol, "packed rows hold several texts. Repeat texts that shall count more"),
             (self.validationIndicatorCol, "packed rows hold several texts. Use validationFraction"),
@@ -360,13 +356,14 @@ class LanguageModel(
                     f"Param endToken is {end}, and vocabularySize {num_tokens}: {self.endToken.doc}."
                 ).about("endToken", "vocabularySize")
         else:
-            own: list[Param[Any]] = [self.vocabularySize, self.endToken, self.embeddingSize, self.numLayers]
-            for given in (*own, self.numHeads, self.numKeyHeads, self.tieEmbeddings):
-                if self.isSet(given):
-                    raise ParamError(
-                        f"Param {given.name} is {self.getOrDefault(given)!r}, and the model in Param pretrained brings "
-                        f"its own. Leave {given.name} out."
-                    ).about(given.name, "pretrained")
+            of_network: list[Param[Any]] = [
+                self.vocabularySize,
+                self.endToken,
+                self.embeddingSize,
+                self.numLayers,
+            ]
+            of_network += [self.numHeads, self.numKeyHeads, self.tieEmbeddings]
+            check_unset(self, of_network, "pretrained", "the model in Param pretrained brings its own")
         parallelism = self.getParallelism()
         with check_of("parallelism", "numWorkers"):
             sizes = None if parallelism is None else parallelism.resolve(self.getNumWorkers())

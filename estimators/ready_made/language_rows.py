@@ -207,8 +207,8 @@ def blended_rows(
     kept = rows.mapInArrow(pack, f"{PACKED_TYPE}, {CORPUS_COLUMNS}").persist(StorageLevel.DISK_ONLY)
     try:
         with reading_job(dataset.sparkSession, "packing texts"):
-            found = kept.groupBy("part", "corpus").count().collect()
-        counts = {(row["part"], row["corpus"]): row["count"] for row in found}
+            groups = kept.groupBy("part", "corpus").count().collect()
+        counts = {(row["part"], row["corpus"]): row["count"] for row in groups}
         shares = plan_shares(
             {
                 name: sum(count for (_, corpus), count in counts.items() if corpus == number)

@@ -91,5 +91,5 @@ def beginning_of_folder(
         folder,
         reason if reason.endswith((".", "?")) else f"{reason}.",
     )
-    tokenizer, whole = load_language_folder(folder, lora_rank=lora_rank, seed=seed)
-    return tokenizer, Beginning(network=LanguageNetwork(whole), weights=None)
+    tokenizer, model = load_language_folder(folder, lora_rank=lora_rank, seed=seed)
+    return tokenizer, Beginning(network=LanguageNetwork(model), weights=None)

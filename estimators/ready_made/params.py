@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pyspark.ml.param import Params, TypeConverters
+from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasLabelCol
 
+from sparkdl.errors import ParamError
 from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.params.base import ParamsT
 from sparkdl.estimators.params.estimator import _SharedParams
@@ -15,9 +16,45 @@ from sparkdl.estimators.params.table import Entry, above, at_least, between, par
 from sparkdl.estimators.params.training import HasFunctions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from sparkdl.data import ParquetDataset
+
+
+def check_one_column(params: _SharedParams, content: str) -> None:
+    """Check that an estimator whose model takes one column is given one.
+
+    Args:
+        params: the estimator.
+        content: what the column holds, such as ``images``, and what to do with several.
+
+    Raises:
+        ParamError: if it has several.
+    """
+    if len(params.getFeaturesCols()) > 1:
+        raise ParamError(
+            f"Param featuresCol is {params.getFeaturesCols()}, and {type(params).__name__} takes one column of "
+            f"{content}."
+        ).about("featuresCol", "featuresCols")
+
+
+def check_unset(params: Params, entries: Iterable[Param[Any]], other: str, why: str) -> None:
+    """Check that Params are not set which another Param leaves without a meaning.
+
+    Args:
+        params: the estimator.
+        entries: Params that must not be set.
+        other: name of the other Param.
+        why: clause that says what it has in their place.
+
+    Raises:
+        ParamError: if one of them is set.
+    """
+    for entry in entries:
+        if params.isSet(entry):
+            raise ParamError(
+                f"Param {entry.name} is {params.getOrDefault(entry)!r}, and {why}. Leave {entry.name} out."
+            ).about(entry.name, other)
 
 
 class HasAdamW(Params):

@@ -98,7 +98,7 @@ def learn_table(
         _check_kind(column, is_category=column.name in names)
     numeric = tuple(column.name for column in columns if column.name not in names)
     scales, label_scale = Moments(), Moments()
-    found: dict[str, set[Any]] = {name: set() for name in names}
+    categories_of: dict[str, set[Any]] = {name: set() for name in names}
     origins: dict[str, int] = {}
     wanted = [*features, *([label] if label is not None else [])]
     with ParquetFeed(
@@ -117,12 +117,12 @@ def learn_table(
             if label is not None:
                 labels = joined(batch, (label,), {})
                 label_scale.add(_finite(labels, (label,), batch))
-            for name, categories in found.items():
+            for name, categories in categories_of.items():
                 _add_categories(categories, batch[name], name)
     return Table(
         inputs=TabularInputs(
             numeric=numeric,
-            categories={name: tuple(sorted(values)) for name, values in found.items()},
+            categories={name: tuple(sorted(values)) for name, values in categories_of.items()},
             origins=tuple(origins.items()),
         ),
         scales=scales,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 from pyspark import keyword_only
 from pyspark.ml.classification import Classifier
-from pyspark.ml.param import Params, TypeConverters
+from pyspark.ml.param import Param, Params, TypeConverters
 from torch import nn
 
 from sparkdl.data import ParquetFeed
@@ -21,9 +21,9 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.estimator import ClassArguments
-from sparkdl.estimators.params.table import Entry, at_least, check_of, optional, param, with_arguments
+from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
-from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, check_one_column, check_unset
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.pretrained import check_folder, fitting_inputs, load_folder
 from sparkdl.networks.text import (
@@ -259,11 +259,7 @@ class TextClassifier(
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         super().check_values()
-        if len(self.getFeaturesCols()) > 1:
-            raise ParamError(
-                f"Param featuresCol is {self.getFeaturesCols()}, and TextClassifier takes one column of texts. Join "
-                "several with pyspark.sql.functions.concat_ws."
-            ).about("featuresCol", "featuresCols")
+        check_one_column(self, "texts. Join several with pyspark.sql.functions.concat_ws")
         if self.getEmbeddingSize() % self.getNumHeads():
             raise ParamError(
                 f"Param embeddingSize is {self.getEmbeddingSize()}, and numHeads {self.getNumHeads()} does not "
@@ -275,14 +271,9 @@ class TextClassifier(
         folder = self.getPretrained()
         if folder is None:
             return
-        own: list[Entry[Any]] = [self.tokenizer, self.vocabularySize, self.dropout]
-        own += [self.embeddingSize, self.numLayers, self.numHeads]
-        for entry in own:
-            if self.isSet(entry):
-                raise ParamError(
-                    f"Param {entry.name} is {self.getOrDefault(entry)!r}, and the model in Param pretrained, "
-                    f"{folder!r}, brings its own. Leave {entry.name} out."
-                ).about(entry.name, "pretrained")
+        of_network: list[Param[Any]] = [self.tokenizer, self.vocabularySize, self.dropout]
+        of_network += [self.embeddingSize, self.numLayers, self.numHeads]
+        check_unset(self, of_network, "pretrained", "the model in Param pretrained brings its own")
         with check_of("pretrained"):
             check_folder(folder)
 

@@ -96,39 +96,31 @@ class Parallelism:
             ("attention", ATTENTION_METHODS),
             ("schedule", SCHEDULE_NAMES),
         ):
-            if getattr(self, name) not in choices:
-                raise ParamError(
-                    f"Parallelism: {name} must be {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}."
-                )
+            self._check(name, " or ".join(map(repr, choices)), getattr(self, name) in choices)
         for name in ("sequence", "recompute", "offload"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParamError(f"Parallelism: {name} must be True or False, got {getattr(self, name)!r}.")
-        if self.verify is not None and not isinstance(self.verify, bool):
-            raise ParamError(f"Parallelism: verify must be True, False or None, got {self.verify!r}.")
+            self._check(name, "True or False", isinstance(getattr(self, name), bool))
+        self._check("verify", "True, False or None", self.verify is None or isinstance(self.verify, bool))
         if self.stage_blocks is not None:
             is_list = isinstance(self.stage_blocks, Sequence)
-            if not is_list or not all(isinstance(number, int) for number in self.stage_blocks):
-                raise ParamError(
-                    f"Parallelism: stage_blocks must be a list of whole numbers, got {self.stage_blocks!r}."
-                )
+            are_integers = is_list and all(isinstance(number, int) for number in self.stage_blocks)
+            self._check("stage_blocks", "a list of whole numbers", are_integers)
             object.__setattr__(self, "stage_blocks", tuple(self.stage_blocks))  # jobs give a list
-        if self.microbatches is not None and (
-            not isinstance(self.microbatches, int) or self.microbatches < 1
-        ):
-            raise ParamError(
-                f"Parallelism: microbatches must be a positive number, got {self.microbatches!r}."
-            )
+        if self.microbatches is not None:
+            is_count = isinstance(self.microbatches, int) and self.microbatches >= 1
+            self._check("microbatches", "a positive number", is_count)
         sizes = {name: getattr(self, name) for name in DIMENSIONS}
         for name, size in sizes.items():
-            if name == "data" and size is None:
-                continue
-            if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
-                raise ParamError(f"Parallelism: {name} must be a positive number or -1, got {size!r}.")
+            is_count = isinstance(size, int) and not isinstance(size, bool) and (size >= 1 or size == -1)
+            self._check(name, "a positive number or -1", is_count or (name == "data" and size is None))
         rest = [name for name, size in sizes.items() if size == -1]
         if len(rest) > 1:
             raise ParamError(
                 f"Parallelism: only one size can be -1, got {' and '.join(rest)}. Give the others a number."
             )
+
+    def _check(self, name: str, wanted: str, is_valid: bool) -> None:
+        if not is_valid:
+            raise ParamError(f"Parallelism: {name} must be {wanted}, got {getattr(self, name)!r}.")
 
     def resolve(self, world_size: int) -> Parallelism:
         """Return the sizes for a number of ranks, with None and -1 replaced by numbers.
@@ -145,13 +137,13 @@ class Parallelism:
         if open_name is not None and world_size % product == 0:
             sizes[open_name] = world_size // product
         elif open_name is not None or product != world_size:
-            given = (
+            shown = (
                 " x ".join(f"{name} {size}" for name, size in sizes.items() if size not in (1, -1))
                 or "data 1"
             )
-            total = f" = {product}" if " x " in given else ""
+            total = f" = {product}" if " x " in shown else ""
             raise ParamError(
-                f"Parallelism: {given}{total} does not {'divide' if open_name else 'equal'} {world_size} "
+                f"Parallelism: {shown}{total} does not {'divide' if open_name else 'equal'} {world_size} "
                 f"{'rank' if world_size == 1 else 'ranks'}. {_what_fits(product, world_size, open_name)}"
             )
         if self.offload and sizes["shard"] * sizes["context"] == 1:

@@ -118,11 +118,11 @@ STEP = {"loss": None, "trainStep": max}
         ({"maxRestarts": -1}, "maxRestarts must be at least 0, got -1"),
         ({"minWorkers": 4, "numWorkers": 3}, "minWorkers is 4 and numWorkers 3"),
         ({"minWorkers": 0}, "minWorkers is 0"),
-        ({"balance": "speed", "parallelism": {"shard": 1}}, "'speed', and parallelism is set: .* Leave one"),
-        ({"balance": "speed", "deterministic": True}, "'speed', and deterministic is True: .* Leave one"),
+        ({"balance": "speed", "parallelism": {"shard": 1}}, "'speed', and so is parallelism: .* Leave one"),
+        ({"balance": "speed", "deterministic": True}, "'speed', and so is deterministic: .* Leave one"),
         (
             {"balance": "speed", "syncBatchNorm": True, "gpusPerWorker": 1},
-            "'speed', and syncBatchNorm is True on GPUs: .* Leave one",
+            "'speed', and so is syncBatchNorm: on GPUs, .* Leave one",
         ),
         ({"balance": "speed", "batchSize": 1}, "'speed', and a step has one row per rank"),
         (
@@ -193,7 +193,7 @@ def test_each_of_several_param_maps_has_checkpoints_of_its_own():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"compression": TopK(ratio=0.1)}, "synchronization and compression are both set"),
+        ({"compression": TopK(ratio=0.1)}, "synchronization is set, and so is compression"),
         ({"parallelism": {"shard": 2}, "numWorkers": 2}, "and so is parallelism: ranks that have parts"),
         ({"precision": "float16"}, "and so is precision: the losses of float16"),
         ({"syncBatchNorm": True}, "and so is syncBatchNorm: it takes statistics"),

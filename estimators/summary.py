@@ -138,10 +138,10 @@ def _ranks(summary: TrainingSummary) -> list[list[str]]:
     rows = [["rank", "reading", "computing", "communicating", "s", *(["rows per step"] if rank_rows else [])]]
     for rank, spent in enumerate(summary.rank_seconds):
         parts = (spent.reading, spent.computing, spent.communicating)
-        whole = sum(parts)
-        shares = [f"{part / whole:.0%}" if whole else "" for part in parts]
+        total = sum(parts)
+        shares = [f"{part / total:.0%}" if total else "" for part in parts]
         of_step = [str(rank_rows[rank]) if rank < len(rank_rows) else ""] if rank_rows else []
-        rows.append([str(rank), *shares, f"{whole:.2f}", *of_step])
+        rows.append([str(rank), *shares, f"{total:.2f}", *of_step])
     return rows
 
 

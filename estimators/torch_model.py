@@ -224,14 +224,14 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
         # The model runs once, for a temporary column, from which Spark takes all added columns.
-        whole = f"_{self.uid}_scored"
+        scores = f"_{self.uid}_scored"
         parts = {
             column.name: of_spark(
-                column, outputs, F.col(whole) if len(columns) == 1 else F.col(whole)[column.answer]
+                column, outputs, F.col(scores) if len(columns) == 1 else F.col(scores)[column.answer]
             )
             for column in columns
         }
-        return dataset.withColumn(whole, scored).withColumns(parts).drop(whole)
+        return dataset.withColumn(scores, scored).withColumns(parts).drop(scores)
 
     def _feature_fields(self, dataset: DataFrame) -> list[StructField]:
         """The fields of the feature columns, with the types that the model accepts."""

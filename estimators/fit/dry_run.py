@@ -193,8 +193,8 @@ def _try_user_step(
     objective: Objective, model: nn.Module, batch: Batch, gradients: TrialGradients
 ) -> Evaluation:
     with single_rows_allowed(model.train()):
-        found = _try("trainStep", lambda: objective.evaluate(model, batch))
-        loss = found.term.mean
+        evaluation = _try("trainStep", lambda: objective.evaluate(model, batch))
+        loss = evaluation.term.mean
         if loss.requires_grad:
             _try("trainStep", lambda: gradients.backward(loss))
     if not gradients.found.any_found:
@@ -202,7 +202,7 @@ def _try_user_step(
             "Param trainStep returned a loss that does not depend on any weight of the model. Compute the loss from "
             "the model's outputs, without detach(), item() or torch.no_grad()."
         )
-    return found
+    return evaluation
 
 
 def _whole_batches(

@@ -109,7 +109,7 @@ def fit_on_rows(
         with (
             rows.use(
                 on_write=lambda: progress.status("Writing the rows to the Store"),
-                in_tasks=_prepare(params, _threads_of_ranks(params, spark)),
+                in_tasks=_prepare(params, params.getThreadsPerWorker() or threads_by_settings(spark)),
             ) as parquet,
             store.scratch_folder("weights") as weights,
             hold_checkpoints(params, progress.status) as lease,
@@ -166,11 +166,6 @@ def fit_on_rows(
             return model if run is None else model._logged_as(run.run_id, run.model_uri)
 
 
-def _threads_of_ranks(params: _TorchEstimatorParams, spark: SparkSession) -> int | None:
-    """Return the number of threads of each rank that the user chose; None for the cores of a task."""
-    return params.getThreadsPerWorker() or threads_by_settings(spark)
-
-
 def _prepare(params: _TorchEstimatorParams, num_threads: int | None) -> Callable[[int], None] | None:
     """Return the function that tasks call when they write the rows, to prepare for the ranks; None for GPU ranks."""
     if params.getGpusPerWorker():
@@ -195,7 +190,8 @@ def _train(
     tracking: FitRun | None,
     lease: SoleLease | None,
 ) -> tuple[FinishedFit, WorldReport | None]:
-    stored, num_threads = store_spec(spec, weights), _threads_of_ranks(params, spark)
+    stored = store_spec(spec, weights)
+    num_threads = params.getThreadsPerWorker() or threads_by_settings(spark)
     threads = in_threads(num_threads or task_cpus(spark))
     lease_names = repeat("") if lease is None else lease.names()
     elastic = _elastic_limits(params)

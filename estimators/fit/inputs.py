@@ -396,16 +396,16 @@ def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:
 
 
 def _check_initial_weights(params: _TorchEstimatorParams) -> None:
-    given = params.getInitialWeights()
-    if given is None:
+    weights = params.getInitialWeights()
+    if weights is None:
         return
     from sparkdl.parallel.weights import check_drawable, check_weights  # needed by few fits
 
     try:
-        if given == DRAWN:
+        if weights == DRAWN:
             check_drawable(params.getModel())
         else:
-            check_weights(params.getModel(), given)
+            check_weights(params.getModel(), weights)
     except (StoreError, SavedModelError, ParamError) as error:
         raise type(error)(f"Param initialWeights cannot be used: {error}") from error
 

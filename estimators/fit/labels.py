@@ -76,10 +76,10 @@ def named_classes(
         what = "arrays" if column.shape else "labels for a loss that is not over classes"
         raise ParamError(f"Param labels names labels of column {name!r}, which holds {what}. Leave them out.")
     held = "strings" if column.kind == "string" else "booleans" if column.dtype == "bool" else "numbers"
-    given = {str: "strings", bool: "booleans"}.get(type(labels[0]), "numbers")
-    if held != given:
+    kind = {str: "strings", bool: "booleans"}.get(type(labels[0]), "numbers")
+    if held != kind:
         raise DataError(
-            f"Param labels names {given}, and column {name!r} holds {held}. Name those that it holds."
+            f"Param labels names {kind}, and column {name!r} holds {held}. Name those that it holds."
         )
     most = 2 if num_classes is None else num_classes
     if len(labels) != most:
@@ -87,7 +87,7 @@ def named_classes(
             f"Param labels names {len(labels)} labels of column {name!r}, and the model has {most} classes. "
             "Give the model an output for each."
         )
-    if given != "numbers":
+    if kind != "numbers":
         return tuple(labels)
     ignored = ignored_label(loss)
     if list(labels) == list(range(most)):
@@ -172,8 +172,8 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     names = params.label_names()
     if params.getTrainStep() is not None:
         return tuple(_head_of_step(dataset.column(name)) for name in names)
-    given: Any = params.getLoss()
-    losses = list(given) if isinstance(given, list | tuple) else [given] * len(names)
+    loss_param: Any = params.getLoss()
+    losses = list(loss_param) if isinstance(loss_param, list | tuple) else [loss_param] * len(names)
     weights = params.getLossWeights() or [1.0] * len(names)
     for what, values in (("loss", losses), ("lossWeights", weights)):
         if len(values) != len(names):
@@ -265,8 +265,8 @@ def _with_classes(
     if loss is None:
         return head
     if named is not None:
-        found = named_classes(dataset, column.name, named, loss, num_classes)
-        return replace(head, label=replace(head.label, classes=found))
+        indexed = named_classes(dataset, column.name, named, loss, num_classes)
+        return replace(head, label=replace(head.label, classes=indexed))
     if column.kind == "string" or (column.dtype == "bool" and prediction_kind(loss) != "value"):
         most = 2 if num_classes is None else num_classes
         classes: tuple[Any, ...] | None = (
@@ -303,12 +303,12 @@ def _is_out_of_range(column: Column, num_classes: int) -> bool:
 
 def _distinct(dataset: ParquetDataset, column: Column, most: int) -> tuple[Any, ...] | None:
     """Return the distinct values of a column in ascending order; None if there are more than ``most``."""
-    found: set[Any] = set()
+    distinct: set[Any] = set()
     for values in stored_values(dataset, column.name):
-        found.update(values.tolist() if column.kind == "string" else np.unique(values).tolist())
-        if len(found) > most:
+        distinct.update(values.tolist() if column.kind == "string" else np.unique(values).tolist())
+        if len(distinct) > most:
             return None
-    return tuple(sorted(found))
+    return tuple(sorted(distinct))
 
 
 def _may_be_indexed(head: Head, column: Column) -> bool:
@@ -355,26 +355,26 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
         )
     if column.dtype == "bool":
         return 2
-    found: set[Any] = set()
+    distinct: set[Any] = set()
     for values in stored_values(dataset, name):
         if column.kind == "number" and not np.isfinite(values).all():
             raise DataError(
                 f"Column {name!r} holds labels that are not finite numbers. Leave those rows out."
             )
-        found.update(set(values.tolist()) if column.kind == "string" else np.unique(values).tolist())
-        if len(found) > MOST_CLASSES:
+        distinct.update(set(values.tolist()) if column.kind == "string" else np.unique(values).tolist())
+        if len(distinct) > MOST_CLASSES:
             raise DataError(
                 f"Column {name!r} holds more than {MOST_CLASSES} different labels. For a regression take "
                 "TorchRegressor."
             )
     if column.kind == "number":
-        return _number_of_classes(found, name, is_integer="int" in column.dtype)
-    if len(found) < 2:
+        return _number_of_classes(distinct, name, is_integer="int" in column.dtype)
+    if len(distinct) < 2:
         raise DataError(
-            f"Column {name!r} holds the label {next(iter(found))!r} alone, and a classifier needs two at "
+            f"Column {name!r} holds the label {next(iter(distinct))!r} alone, and a classifier needs two at "
             "least. Name all in Param labels, where rows may lack one."
         )
-    return len(found)
+    return len(distinct)
 
 
 def _number_of_classes(labels: set[Any], name: str, *, is_integer: bool) -> int:

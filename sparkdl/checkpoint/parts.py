@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,7 +31,7 @@ def mark_stages(parts: Iterable[Part]) -> None:
             part.is_sharded = True
 
 
-class Part:
+class Part(ABC):
     """Keeps one part of a state.
 
     Attributes:
@@ -45,13 +46,13 @@ class Part:
     def __init__(self, value: Any) -> None:
         self.value = value
 
+    @abstractmethod
     def save(self) -> None:
         """Remember the part as it is now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore(self) -> None:
         """Set the part to its remembered state."""
-        raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
         """Keep ``value`` as the part from now on."""

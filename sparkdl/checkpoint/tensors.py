@@ -345,7 +345,8 @@ class TrainingTensors:
                 copies = tree_map_only(Tensor, torch.clone, states[name])
                 state[number] = {**copies, **state.get(number, {})}
         groups = [
-            {**own, **options} for own, options in zip(content["param_groups"], saved["groups"], strict=True)
+            {**group, **options}
+            for group, options in zip(content["param_groups"], saved["groups"], strict=True)
         ]
         self._optimizer.load_state_dict({**saved["others"], "state": state, "param_groups": groups})
 

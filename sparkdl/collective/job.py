@@ -121,10 +121,8 @@ class RankJob:
         timeout_s = environ.get(TIMEOUT_S) or str(self.timeout_s)
         try:
             seconds = check_timeout(float(timeout_s), TIMEOUT_S)
-        except ParamError as error:
-            raise LaunchError(str(error)) from error
-        except ValueError as error:
-            raise LaunchError(f"{TIMEOUT_S}={timeout_s} is not a number of seconds") from error
+        except (ParamError, ValueError) as error:
+            raise LaunchError(f"{TIMEOUT_S}={timeout_s} is not a timeout: {error}") from error
         return replace(
             self,
             transport=environ.get(TRANSPORT) or self.transport,

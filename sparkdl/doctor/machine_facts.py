@@ -150,8 +150,8 @@ def look_around(*, timeout_s: float) -> MachineFacts:
         has_both = all(importlib.util.find_spec(package) for package in ("torch", "torchvision"))
         torchvision = pool.submit(ask_python, _TORCHVISION, timeout_s=timeout_s) if has_both else None
         has_gpus, listed = gpus.result()
-        found = tuple(line.strip() for line in listed.splitlines() if line.strip()) if has_gpus else ()
-        torch_cuda = ask_python(_TORCH_CUDA, timeout_s=timeout_s) if found else (False, "not asked")
+        gpu_names = tuple(line.strip() for line in listed.splitlines() if line.strip()) if has_gpus else ()
+        torch_cuda = ask_python(_TORCH_CUDA, timeout_s=timeout_s) if gpu_names else (False, "not asked")
         return MachineFacts(
             host=socket.gethostname(),
             python=platform.python_version(),
@@ -162,7 +162,7 @@ def look_around(*, timeout_s: float) -> MachineFacts:
             cores=usable_cores(),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             shm_bytes=_shm_bytes(),
-            gpus=found,
+            gpus=gpu_names,
             torch_cuda=torch_cuda,
             nccl=nccl.result(),
             mpi=mpi.result(),

@@ -99,7 +99,9 @@ def _try_addresses(
                     continue
                 there, port = json.loads(offers[leader])
                 attempts += [
-                    (hosts[leader], name, host, port) for name, found in there.items() for host in found
+                    (hosts[leader], name, host, port)
+                    for name, addresses in there.items()
+                    for host in addresses
                 ]
         with ThreadPoolExecutor(max_workers=_MAX_ATTEMPTS) as pool:
             failures = list(pool.map(lambda attempt: _failure(secret, *attempt[2:]), attempts))

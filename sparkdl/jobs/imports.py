@@ -76,13 +76,13 @@ def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) ->
         }
     if not isinstance(value, dict | str):
         return value
-    found, arguments = _named(entry, path)
-    if isinstance(found, type) and makes_instances:
-        return _called(found, arguments)
-    if not callable(found) or _is_module(found):
-        return _without_arguments(found, arguments)
-    given = arguments.plain()
-    return functools.partial(found, **given) if given else found
+    imported, arguments = _named(entry, path)
+    if isinstance(imported, type) and makes_instances:
+        return _called(imported, arguments)
+    if not callable(imported) or _is_module(imported):
+        return _without_arguments(imported, arguments)
+    keywords = arguments.plain()
+    return functools.partial(imported, **keywords) if keywords else imported
 
 
 def import_paths(entry: JobEntry) -> list[str]:
@@ -133,23 +133,25 @@ def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
     return value, arguments
 
 
-def _called(found: Any, arguments: Section) -> Any:
-    given = arguments.plain()
+def _called(imported: Any, arguments: Section) -> Any:
+    keywords = arguments.plain()
     try:
-        return found(**given)
+        return imported(**keywords)
     except Exception as error:
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        name = getattr(found, "__qualname__", type(found).__name__)
+        shown = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
+        name = getattr(imported, "__qualname__", type(imported).__name__)
         # Finds the line of the argument: Python quotes an unknown argument in the message, and has no attribute for it.
-        key = next((key for key in given if f"'{key}'" in str(error)), None)
+        key = next((key for key in keywords if f"'{key}'" in str(error)), None)
         raised = f"{type(error).__name__}: {error}{_where(error)}"
         raise arguments.error(f"{name}({shown}) raised {raised}.", key) from error
 
 
-def _without_arguments(found: Any, arguments: Section) -> Any:
+def _without_arguments(imported: Any, arguments: Section) -> Any:
     if arguments.entries:
-        raise arguments.error(f"the imported object is of the type {type(found).__name__}, and takes none.")
-    return found
+        raise arguments.error(
+            f"the imported object is of the type {type(imported).__name__}, and takes none."
+        )
+    return imported
 
 
 def _where(error: Exception) -> str:

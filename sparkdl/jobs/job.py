@@ -82,10 +82,10 @@ class Section:
                 for text in ([value] if isinstance(value, str) else value)
             )
 
-        found: Any = self._typed(key, fits, "a text or a list of texts")
-        if found is None:
+        texts: Any = self._typed(key, fits, "a text or a list of texts")
+        if texts is None:
             return ()
-        return (found,) if isinstance(found, str) else tuple(found)
+        return (texts,) if isinstance(texts, str) else tuple(texts)
 
     def error(self, message: str, key: str | None = None) -> JobFileError:
         """Return an error about the section, or about one of its keys."""

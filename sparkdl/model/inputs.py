@@ -45,9 +45,9 @@ def number_dtype(module: nn.Module) -> torch.dtype:
     That is the module's own ``number_dtype``, such as float64 for a module that standardizes numbers itself, or the
     dtype of its first floating-point parameter; float32 for a module without one.
     """
-    own = getattr(module, "number_dtype", None)
-    if isinstance(own, torch.dtype):
-        return own
+    dtype = getattr(module, "number_dtype", None)
+    if isinstance(dtype, torch.dtype):
+        return dtype
     for parameter in module.parameters():
         if parameter.is_floating_point():
             return parameter.dtype

@@ -160,15 +160,15 @@ class Predictor:
         Raises:
             DataError: as :meth:`predict` does, but not for rows that are left out.
         """
-        found, is_nan = self._answer(columns, wanted)
+        answers_of, is_nan = self._answer(columns, wanted)
         if not is_nan.any():
-            return found, None
+            return answers_of, None
         has_nan = np.logical_or.reduce(list(self._rows_with(np.isnan, columns).values()))
         if (is_nan & ~has_nan).any():
             raise self._nan_answers(columns, is_nan & ~has_nan)
         kept = {
             name: {answer: values[~is_nan] for answer, values in answers.items()}
-            for name, answers in found.items()
+            for name, answers in answers_of.items()
         }
         return kept, is_nan
 
@@ -178,24 +178,23 @@ class Predictor:
         """The answers, and a mask of the rows for which an output is NaN."""
         outputs = self.signature.outputs
         of_each = wanted if isinstance(wanted, Mapping) else {output.name: wanted for output in outputs}
-        found: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
+        parts_of: dict[str, dict[Answer, list[npt.NDArray[Any]]]] = {
             output.name: {answer: [] for answer in of_each[output.name]} for output in outputs
         }
         is_nan = [np.zeros(0, bool)]
         with torch.inference_mode():
             for tensors in self._batches(columns):
-                given = self._call(tensors)
-                returned = (
-                    first_output(given) if list(found) == [NO_LABEL] else output_of_each(given, list(found))
-                )
+                made = self._call(tensors)
+                names = list(parts_of)
+                returned = first_output(made) if names == [NO_LABEL] else output_of_each(made, names)
                 without = [_is_nan(returned[output.name], output) for output in outputs]
                 is_nan.append(torch.stack(without).any(dim=0).cpu().numpy())
                 for output in outputs:
-                    for answer, parts in found[output.name].items():
+                    for answer, parts in parts_of[output.name].items():
                         parts.append(_answer(answer, returned[output.name], output))
         answers = {
             output.name: {
-                answer: _together(parts, answer, output) for answer, parts in found[output.name].items()
+                answer: _together(parts, answer, output) for answer, parts in parts_of[output.name].items()
             }
             for output in outputs
         }
@@ -215,9 +214,9 @@ class Predictor:
         count = int(rows.sum())
         found_rows = []
         for what, condition in (("NaN", np.isnan), ("infinity", np.isinf)):
-            for name, found in self._rows_with(condition, columns).items():
-                if (found & rows).any():
-                    found_rows.append(f"column {name!r} holds {what} in {int((found & rows).sum())}")
+            for name, has_value in self._rows_with(condition, columns).items():
+                if (has_value & rows).any():
+                    found_rows.append(f"column {name!r} holds {what} in {int((has_value & rows).sum())}")
         why = (
             f"Of these rows {_listed(found_rows)}. Fill those values, or leave the rows out."
             if found_rows
@@ -235,9 +234,9 @@ class Predictor:
         except (SparkdlError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            given = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+            shown = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
             raise DataError(
-                f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {given}. "
+                f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {shown}. "
                 "Look for rows that are unlike those it was trained on."
             ) from error
 
@@ -322,12 +321,12 @@ def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray
     if output.is_sequence:
         return _sequences(outputs, output)
     if answer == "probability":
-        found = class_probabilities(outputs, output.kind)
+        values = class_probabilities(outputs, output.kind)
     elif answer == "rawPrediction":
-        found = class_scores(outputs, output.kind)
+        values = class_scores(outputs, output.kind)
     else:
-        found = decide(outputs, output.kind).reshape(-1, *output.shape)
-    array: npt.NDArray[np.float64] = found.to("cpu", torch.float64).numpy()
+        values = decide(outputs, output.kind).reshape(-1, *output.shape)
+    array: npt.NDArray[np.float64] = values.to("cpu", torch.float64).numpy()
     return array
 
 

@@ -69,8 +69,8 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
     modules: set[str] = set()
     memo: dict[int, str | _Global | None] = {}
     pushed: list[str | _Global | None] = [None, None]
-    for opcode, given, _ in pickletools.genops(pickled):
-        argument: Any = given
+    for opcode, operand, _ in pickletools.genops(pickled):
+        argument: Any = operand
         if opcode.name == "FRAME":  # may begin anywhere, and pushes nothing on the stack
             continue
         if opcode.name == "MEMOIZE":
@@ -239,9 +239,9 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
             "sparkdl."
         )
     try:
-        found = manifest["files"]
-        files = {name: found[name] for name in (_WEIGHTS, _ARCHITECTURE)}
-        files |= {_PREPARE: found[_PREPARE]} if _PREPARE in found else {}
+        listed = manifest["files"]
+        files = {name: listed[name] for name in (_WEIGHTS, _ARCHITECTURE)}
+        files |= {_PREPARE: listed[_PREPARE]} if _PREPARE in listed else {}
         if manifest["signature"] is None:
             return None, files
         return ModelSignature.from_json(manifest["signature"]), files

@@ -92,13 +92,13 @@ class PyfuncModel:
                 dtype of the training cannot hold; or if a prediction would be NaN or infinite.
             ParamError: if a param has an invalid value.
         """
-        given = {**DEFAULT_PARAMS, **(params or {})}
-        predictor, allow_nan = self._predictor(given), given["allow_nan"]
+        settings = {**DEFAULT_PARAMS, **(params or {})}
+        predictor, allow_nan = self._predictor(settings), settings["allow_nan"]
         if not isinstance(allow_nan, bool | np.bool_):
             raise ParamError(f"The param allow_nan is {allow_nan!r}. Give True or False.")
         columns, outputs = predictor.signature.inputs.columns, predictor.signature.outputs
         names = answer_names(outputs)
-        output_name = given["output"] or self._output
+        output_name = settings["output"] or self._output
         all_names = [name for pair in names for name in pair if name is not None]
         if output_name and output_name not in all_names:
             raise ParamError(f"The param output is {output_name!r}. Give one of: {', '.join(all_names)}.")

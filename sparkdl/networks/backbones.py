@@ -69,7 +69,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
     Raises:
         ParamError: if other tensors are missing, left over or of another shape.
     """
-    own = module.state_dict()
+    tensors = module.state_dict()
     last = last_layer(module, num_outputs)
     of_last = weights.get(f"{last}.weight")
     num_given = None if of_last is None or of_last.dim() == 0 else len(of_last)
@@ -77,16 +77,16 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
         f"{layer}.{part}" for layer in _layers_of(module, num_outputs) for part in ("weight", "bias")
     }
     fitting, missing = {}, []
-    for name, tensor in own.items():
-        given = weights.get(name)
-        if given is not None and given.shape == tensor.shape:
-            fitting[name] = given
-        elif given is None:
+    for name, tensor in tensors.items():
+        weight = weights.get(name)
+        if weight is not None and weight.shape == tensor.shape:
+            fitting[name] = weight
+        elif weight is None:
             is_needed = last is None or name.rpartition(".")[0] != last
             missing += [name] if is_needed else []
-        elif name not in of_classes or given.shape != (num_given, *tensor.shape[1:]):
+        elif name not in of_classes or weight.shape != (num_given, *tensor.shape[1:]):
             missing.append(name)
-    spare = [name for name in weights if name not in own]
+    spare = [name for name in weights if name not in tensors]
     if missing or spare:
         differences = [
             f"{what}: {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
@@ -98,8 +98,8 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             f"({'; '.join(differences)}). Name the backbone that they belong to."
         )
     # The module's state_dict has the versions of its layers, without which torchvision's mnasnet loads no weights.
-    own.update(fitting)
-    module.load_state_dict(own)
+    tensors.update(fitting)
+    module.load_state_dict(tensors)
 
 
 def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:

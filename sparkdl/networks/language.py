@@ -259,8 +259,8 @@ class LanguageNetwork(nn.Module):
         """Return the name of a weight in the folder of a transformers model; None for adapters, which are drawn."""
         if ".lora_" in name:
             return None
-        own = name.removeprefix("decoder.").removeprefix("base_model.model.")
-        return own.replace(".base_layer.", ".")
+        inner = name.removeprefix("decoder.").removeprefix("base_model.model.")
+        return inner.replace(".base_layer.", ".")
 
     def draw_weight(self, name: str, weight: Tensor) -> None:
         """Draw one weight of sparkdl's decoder or of peft's adapters, in place.

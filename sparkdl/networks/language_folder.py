@@ -219,11 +219,11 @@ _LLAMA_NAMES = {
 def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
     """The weights of a decoder, by their names in Llama."""
     weights = {}
-    for own, weight in decoder.state_dict().items():
-        name = own
+    for key, weight in decoder.state_dict().items():
+        name = key
         for part, other in _LLAMA_NAMES.items():
             name = name.replace(part, other)
-        weights["model.norm.weight" if own == "norm.weight" else name] = weight
+        weights["model.norm.weight" if key == "norm.weight" else name] = weight
     return weights
 
 

@@ -22,14 +22,14 @@ def logits_of(
     if isinstance(decoder, Decoder):
         ours: Tensor = decoder(tokens, positions, documents)
         return ours
-    given: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     if positions is not None:  # attention was set to one over shared sequences, which takes documents
-        given = {"position_ids": positions[None], "documents": documents}
+        keywords = {"position_ids": positions[None], "documents": documents}
     elif documents is not None:
-        given = {"attention_mask": _masks(decoder.config, documents)}
+        keywords = {"attention_mask": _masks(decoder.config, documents)}
         if takes_positions(decoder):
-            given["position_ids"] = positions_in(documents)
-    logits: Tensor = decoder(input_ids=tokens, use_cache=False, **given).logits
+            keywords["position_ids"] = positions_in(documents)
+    logits: Tensor = decoder(input_ids=tokens, use_cache=False, **keywords).logits
     return logits
 
 

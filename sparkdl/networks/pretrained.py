@@ -277,9 +277,9 @@ def _names_for(model: Any, names: list[str]) -> list[str]:
 
 def _check_tokenizer(tokenizer: Any, folder: str) -> None:
     """Check that a folder holds a tokenizer: without one, transformers 5 makes a tokenizer without any words."""
-    own = set(getattr(tokenizer, "vocab_files_names", {}).values())
+    file_names = set(getattr(tokenizer, "vocab_files_names", {}).values())
     # A tokenizer of characters or bytes needs no vocabulary; for any other, its settings alone are not enough.
-    wanted = [*own, *_VOCABULARIES] if own else ["tokenizer_config.json", *_VOCABULARIES]
+    wanted = [*file_names, *_VOCABULARIES] if file_names else ["tokenizer_config.json", *_VOCABULARIES]
     if not any(path.is_file() for pattern in wanted for path in Path(folder).glob(pattern)):
         raise ParamError(
             f"Param pretrained is {folder!r}, which holds no vocabulary of a tokenizer ({', '.join(sorted(wanted))}). "

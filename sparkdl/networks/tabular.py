@@ -156,5 +156,5 @@ def category_codes(values: npt.NDArray[Any], known: tuple[Any, ...]) -> npt.NDAr
         numbers = {category: number for number, category in enumerate(known, start=1)}
         return np.fromiter((numbers.get(value, 0) for value in values), np.int64, len(values))
     categories = np.array(known)
-    found = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
-    return np.where(categories[found] == values, found + 1, 0).astype(np.int64)
+    index = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
+    return np.where(categories[index] == values, index + 1, 0).astype(np.int64)

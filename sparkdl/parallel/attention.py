@@ -116,13 +116,13 @@ def all_to_all_attention(
     if repeats > 1:
         key, value = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     query, key, value = (apply(Paired, x, _to_heads, _to_positions, group) for x in (query, key, value))
-    whole = None
+    all_documents = None
     if documents is not None:
         gathered = [torch.empty_like(documents) for _ in range(size)]
         dist.all_gather(gathered, documents.contiguous(), group=group)
-        whole = from_chunks(torch.stack(gathered), 1)
+        all_documents = from_chunks(torch.stack(gathered), 1)
     output = whole_attention(
-        query, key, value, is_causal=is_causal, scale=scale, documents=whole, window=window
+        query, key, value, is_causal=is_causal, scale=scale, documents=all_documents, window=window
     )
     return apply(Paired, output, _to_positions, _to_heads, group)
 
@@ -285,20 +285,20 @@ def _visible(
     and its late chunk after both; both chunks of a later rank lie between the chunks of this rank. In either case half
     of all pairs of positions attend. Pairs of chunks that are farther apart than the window are left out.
     """
-    whole, half = slice(0, positions), positions // 2
+    both, half = slice(0, positions), positions // 2
     early, late = slice(0, half), slice(half, positions)
     if not is_causal:
-        return [(whole, whole, False)]
+        return [(both, both, False)]
     if window is None:
         if source == ring.rank:
-            return [(whole, whole, True)]
+            return [(both, both, True)]
         if source < ring.rank:
-            return [(whole, early, False)]
-        return [(late, whole, False)]
-    own, others = ring.chunks(ring.rank), ring.chunks(source)
+            return [(both, early, False)]
+        return [(late, both, False)]
+    mine, others = ring.chunks(ring.rank), ring.chunks(source)
     return [
         (rows, columns, source == ring.rank and rows is columns)
-        for row, rows in zip(own, (early, late), strict=True)
+        for row, rows in zip(mine, (early, late), strict=True)
         for column, columns in zip(others, (early, late), strict=True)
         if row >= column and (row - column - 1) * half + 1 < window
     ]

@@ -120,7 +120,7 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
         self._writer.wait()
         part = TrainingTensors(_unwrap(module), optimizer, is_divided=True)
         copies = part.copy()
-        own = {"random": random_state(self._device)}
+        of_rank = {"random": random_state(self._device)}
         shared = {
             "training": copies.values,
             "state": copy_to_host(dict(state or {}), "the state given to save()"),
@@ -130,7 +130,7 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
             Content(
                 label=f"step-{step:08d}",
                 tensors=copies.tensors,
-                state={**copy_to_host(own, "the random state"), **(shared if self._rank == 0 else {})},
+                state={**copy_to_host(of_rank, "the random state"), **(shared if self._rank == 0 else {})},
                 groups=part.groups(),
                 about={"step": step, "sizes": self._sizes},
                 rank_about={"reader": self._layout.row_reader[0]},
@@ -193,11 +193,11 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
 
         call_on_all_ranks(lambda: checkpoint.check(self._rank, dist.get_world_size()), group)
         call_on_all_ranks(read_states, group)
-        shared, own = states
+        shared, of_rank = states
         part.load(checkpoint, shared["training"], group)
         if scheduler is not None:
             scheduler.load_state_dict(shared["scheduler"])
-        set_random_state(own["random"], self._device)
+        set_random_state(of_rank["random"], self._device)
         if not is_same_layout and reader not in readers:
             seed_generators(rank_seed(int(torch.randint(2**62, (), device="cpu")), reader))
         state: dict[str, Any] = shared["state"]

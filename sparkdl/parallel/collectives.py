@@ -136,9 +136,9 @@ def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = dist.get_world_size(group)
     moved = tensor.movedim(dim, 0).contiguous()
-    whole = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
-    all_gather_single(whole, moved, group=group)
-    return whole.movedim(0, dim)
+    gathered = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
+    all_gather_single(gathered, moved, group=group)
+    return gathered.movedim(0, dim)
 
 
 def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:

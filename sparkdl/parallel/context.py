@@ -175,8 +175,8 @@ class _HuggingFaceAttention:
             return None
         if self._attention.is_whole:
             return args, {**kwargs, "position_ids": positions_in(documents)}
-        whole = positions_in(sequence.unshard(documents, 1, self._group))
-        return args, {**kwargs, "position_ids": sequence.part_of(whole, 1, self._group)}
+        positions_of_all = positions_in(sequence.unshard(documents, 1, self._group))
+        return args, {**kwargs, "position_ids": sequence.part_of(positions_of_all, 1, self._group)}
 
     @staticmethod
     def _check_positions(module: nn.Module, positions: Tensor, group: dist.ProcessGroup) -> None:

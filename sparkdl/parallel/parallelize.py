@@ -55,13 +55,13 @@ def parallelize(
             "parallelize() does not cut pipeline stages. Call cut() first, and this for each stage."
         )
     if layout.size("tensor") > 1:
-        whole = whole_outputs and not is_stage
+        joins_outputs = whole_outputs and not is_stage
         divide(
             module,
             layout.mesh["tensor"],
             plan,
             sequence=sizes.sequence,
-            whole_outputs=whole,
+            whole_outputs=joins_outputs,
             verify=sizes.verify,
         )
     called = module

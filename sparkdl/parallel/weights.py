@@ -100,18 +100,18 @@ def _draw(
     drawn: set[nn.Parameter] = set()
     for root in roots:
         for layer_name, layer in root.named_modules():
-            own = {
+            to_draw = {
                 name: parameter
                 for name, parameter in layer._parameters.items()
                 if parameter is not None and parameter not in drawn and (chosen is None or chosen(parameter))
             }
-            if not own:
+            if not to_draw:
                 continue
             prefix = f"{layer_name}." if layer_name else ""
-            whole = _drawn(root, layer, prefix, own, seed)
-            for name, parameter in own.items():
-                _fill(parameter, whole[name].detach())
-            drawn.update(own.values())
+            values = _drawn(root, layer, prefix, to_draw, seed)
+            for name, parameter in to_draw.items():
+                _fill(parameter, values[name].detach())
+            drawn.update(to_draw.values())
 
 
 def load_weights(
@@ -316,9 +316,9 @@ class _Writer:
             self._write_file()
             self._names.append([])
             self._filled = 0
-        whole = whole_tensor(tensor)
+        undivided = whole_tensor(tensor)
         if (len(self._names) - 1) % self._num_peers == self._number:
-            self._kept[name] = whole.detach().to("cpu")
+            self._kept[name] = undivided.detach().to("cpu")
         self._names[-1].append(name)
         self._filled += num_bytes
         self._total += num_bytes
@@ -327,10 +327,10 @@ class _Writer:
         """Write the last file, and, after all ranks have written their files, the index. Collective."""
         self._write_file()
         weight_map = {name: self._file(index) for index, names in enumerate(self._names) for name in names}
-        own = {"files": self._files, "bytes": 0, "weight_map": {}}
+        part = {"files": self._files, "bytes": 0, "weight_map": {}}
         if self._number == 0:  # all ranks of the stage have the same values; one writes them
-            own |= {"bytes": self._total, "weight_map": weight_map}
-        self._write_text(_part_of_index(dist.get_rank()), own)
+            part |= {"bytes": self._total, "weight_map": weight_map}
+        self._write_text(_part_of_index(dist.get_rank()), part)
         dist.barrier()
         if dist.get_rank() == 0:
             self._join_indexes()
@@ -429,11 +429,13 @@ def _check_buffers(root: nn.Module) -> None:
         )
 
 
-def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], seed: int) -> dict[str, Tensor]:
+def _drawn(
+    root: Any, layer: Any, prefix: str, to_draw: dict[str, nn.Parameter], seed: int
+) -> dict[str, Tensor]:
     """The whole parameters of a layer with their initial values."""
-    whole: Any = nn.Module.__new__(type(layer))  # FSDP2's __new__ takes the constructor's arguments
-    whole.__dict__.update(layer.__dict__)
-    whole._parameters = {
+    undivided: Any = nn.Module.__new__(type(layer))  # FSDP2's __new__ takes the constructor's arguments
+    undivided.__dict__.update(layer.__dict__)
+    undivided._parameters = {
         name: None if parameter is None else nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
         for name, parameter in layer._parameters.items()
     }
@@ -441,15 +443,15 @@ def _drawn(root: Any, layer: Any, prefix: str, own: dict[str, nn.Parameter], see
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(int.from_bytes(digest[:7], "little"))
         if hasattr(root, "draw_weight"):
-            for name in own:
-                root.draw_weight(f"{prefix}{name}", whole._parameters[name])
+            for name in to_draw:
+                root.draw_weight(f"{prefix}{name}", undivided._parameters[name])
         elif hasattr(root, "_init_weights"):  # of a Hugging Face model
-            root._init_weights(whole)
+            root._init_weights(undivided)
         elif hasattr(layer, "reset_parameters"):
-            type(layer).reset_parameters(whole)
+            type(layer).reset_parameters(undivided)
         else:
             _check_drawable(root, layer, prefix)
-    return {name: whole._parameters[name] for name in own}
+    return {name: undivided._parameters[name] for name in to_draw}
 
 
 def check_drawable(module: nn.Module) -> None:
@@ -474,12 +476,12 @@ def _check_drawable(root: nn.Module, layer: nn.Module, name: str) -> None:
         )
 
 
-def _fill(tensor: Tensor, whole: Tensor) -> None:
+def _fill(tensor: Tensor, values: Tensor) -> None:
     for along, (first, end) in enumerate(local_ranges(tensor)):
-        whole = whole.narrow(along, first, end - first)
+        values = values.narrow(along, first, end - first)
     local = local_part(tensor)
     with torch.no_grad():
-        local.copy_(whole)
+        local.copy_(values)
 
 
 def _fill_from(file: Any, stored: StoredTensor, tensor: Tensor) -> None:

@@ -70,14 +70,12 @@ class Address:
             ValueError: if it is anything else.
         """
         fields = json.loads(data)
-        if not isinstance(fields, dict) or set(fields) != {"hosts", "port"}:
-            raise ValueError(f"not an address: {data!r}")
-        hosts, port = fields["hosts"], fields["port"]
-        if not isinstance(hosts, list) or not 0 < len(hosts) <= _MAX_HOSTS or not isinstance(port, int):
-            raise ValueError(f"not an address: {data!r}")
-        if not 0 < port < 1 << 16:
-            raise ValueError(f"port {port} of an address is outside 1 to 65535")
-        return cls(hosts=tuple(str(_parse(host)) for host in hosts), port=port)
+        match fields:
+            case {"hosts": [_, *_] as hosts, "port": int(port)} if (
+                len(hosts) <= _MAX_HOSTS and 0 < port < 1 << 16
+            ):
+                return cls(hosts=tuple(str(_parse(host)) for host in hosts), port=port)
+        raise ValueError(f"not an address: {data!r}")
 
 
 def local_addresses() -> tuple[str, ...]:

@@ -93,10 +93,10 @@ def _packages_of(modules: Iterable[str]) -> set[str]:
     having = metadata.packages_distributions()
     packages: set[str] = set()
     for module in modules:
-        found = set(having.get(module.partition(".")[0], ()))
-        if len(found) > 1:  # packages that share a namespace, like google.auth and google.protobuf
-            found = {package for package in found if _has_module(package, module)}
-        packages |= found
+        candidates = set(having.get(module.partition(".")[0], ()))
+        if len(candidates) > 1:  # packages that share a namespace, like google.auth and google.protobuf
+            candidates = {package for package in candidates if _has_module(package, module)}
+        packages |= candidates
     return packages
 
 

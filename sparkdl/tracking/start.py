@@ -264,8 +264,8 @@ def with_known_credentials(uri: str) -> str:
     """Return the tracking URI of the process if it equals a URI except for user and password; else the given URI."""
     import mlflow
 
-    own = mlflow.get_tracking_uri()
-    return own if without_credentials(own) == uri else uri
+    current = mlflow.get_tracking_uri()
+    return current if without_credentials(current) == uri else uri
 
 
 _INTEGRATION = "sparkdl"

@@ -153,7 +153,7 @@ class StragglerWatch:
         Returns:
             Of each rank that has just been slow for long enough, how many times the median of the others it takes.
         """
-        found = {}
+        ratios = {}
         for rank, pace in enumerate(paces):
             ratio = pace / statistics.median([*paces[:rank], *paces[rank + 1 :]])
             if ratio < self._factor:
@@ -163,8 +163,8 @@ class StragglerWatch:
             self._slow_s[rank] = self._slow_s.get(rank, 0.0) + elapsed_s
             if self._slow_s[rank] >= self._seconds and rank not in self._named:
                 self._named.add(rank)
-                found[rank] = ratio
-        return found
+                ratios[rank] = ratio
+        return ratios
 
 
 class RankSpeeds:
@@ -231,8 +231,8 @@ class RankSpeeds:
             return
         world_size, num_steps = self._communicator.world_size, self._num_steps
         measured = np.empty((world_size, 3))
-        own = np.array([self.time.take_s(self._elapsed_s), self._num_rows, self._elapsed_s])
-        self._communicator.allgather(own, measured, name="speeds of ranks")
+        measured_here = np.array([self.time.take_s(self._elapsed_s), self._num_rows, self._elapsed_s])
+        self._communicator.allgather(measured_here, measured, name="speeds of ranks")
         self._num_steps, self._num_rows, self._elapsed_s = 0, 0, 0.0
         computing_s, num_rows_of_ranks, elapsed_s = measured.T
         longest_s = float(elapsed_s.max())

@@ -327,11 +327,11 @@ class FitControl:
         Raises:
             TrainingError: if a callback fails; the message names it.
         """
-        own = getattr(Callback, method)
+        default = getattr(Callback, method)
         callbacks = [
             callback
             for callback in self._callbacks
-            if getattr(getattr(callback, method), "__func__", None) is not own
+            if getattr(getattr(callback, method), "__func__", None) is not default
         ]
         if not callbacks:
             return
@@ -405,5 +405,5 @@ class FitControl:
             if part is not None and name in state:
                 part.load_state_dict(state[name])
         if len(state["callbacks"]) == len(self._callbacks):
-            for callback, own in zip(self._callbacks, state["callbacks"], strict=True):
-                callback.load_state_dict(own)
+            for callback, part in zip(self._callbacks, state["callbacks"], strict=True):
+                callback.load_state_dict(part)

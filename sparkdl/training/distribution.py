@@ -223,14 +223,14 @@ class Replicas(ModelDistribution):
             return module
         # Also for modules that use torch.distributed themselves, as SyncBatchNorm does.
         init_process_group(communicator, cuda=device.type == "cuda")
-        whole = module
+        called = module
         if spec.user_step is not None:
             # Operations of NCCL are not counted: there, a step without rows is called as if it had collectives.
             count = partial(_num_operations, communicator) if device.type == "cpu" else None
-            self._step = whole = StepModule(module, spec.user_step, count)
+            self._step = called = StepModule(module, spec.user_step, count)
         if self.is_local:
-            return self._wrap_locally(whole)
-        return self._wrap_by_own(whole, communicator) if device.type == "cpu" else self._wrap_by_ddp(whole)
+            return self._wrap_locally(called)
+        return self._wrap_by_own(called, communicator) if device.type == "cpu" else self._wrap_by_ddp(called)
 
     def _wrap_by_own(self, whole: nn.Module, communicator: Communicator) -> DataParallel:
         wrapped = DataParallel(whole, communicator, compression=self._compression)
@@ -481,14 +481,14 @@ def placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Mo
         StoreError: if the files cannot be read.
     """
     is_offloaded = getattr(module, "is_offloaded", False)  # FSDP2 has placed it already
-    own = "cpu" if is_offloaded else str(device)
+    target = "cpu" if is_offloaded else str(device)
     if spec.initial_weights is not None:
         from sparkdl.parallel import draw_weights, load_weights  # also for whole modules
 
         if spec.initial_weights == DRAWN:
-            draw_weights(module, seed=spec.seed, device=own)
+            draw_weights(module, seed=spec.seed, device=target)
         else:
-            load_weights(module, spec.initial_weights, seed=spec.seed, device=own)
+            load_weights(module, spec.initial_weights, seed=spec.seed, device=target)
     return module if is_offloaded else module.to(device)
 
 

@@ -292,8 +292,8 @@ class EpochMeter:
             learning_rate=learning_rate,
             metrics=metrics,
             rank_seconds=tuple(
-                RankSeconds(reading=read, communicating=sent, computing=max(0.0, whole - read - sent))
-                for read, sent, whole in zip(waited, blocked_of_ranks, elapsed_of_ranks, strict=True)
+                RankSeconds(reading=read, communicating=sent, computing=max(0.0, spent - read - sent))
+                for read, sent, spent in zip(waited, blocked_of_ranks, elapsed_of_ranks, strict=True)
             ),
             rank_rows=tuple(rank_rows),
         )

@@ -123,8 +123,8 @@ class StateMetric:
 
     def states(self) -> _States:
         """Return a copy of this rank's state in host memory, and the states that :meth:`take` has taken."""
-        own = {name: getattr(self._metric, name) for name in self._metric._reductions}
-        states = [{**own, _UPDATES: self._metric._update_count}, *self._earlier]
+        current = {name: getattr(self._metric, name) for name in self._metric._reductions}
+        states = [{**current, _UPDATES: self._metric._update_count}, *self._earlier]
         copied: _States = copy_to_host(states, f"the state of the metric {self._name!r}")
         return copied
 
@@ -283,7 +283,7 @@ class EpochMetrics:
         Raises:
             TrainingError: if a metric fails; the message names it.
         """
-        own = {name: metric.states() for name, metric in self._states.items()}
+        states = {name: metric.states() for name, metric in self._states.items()}
         means = list(self._means.values())
         sums = np.array([*further, *(float(mean.total) for mean in means), *(mean.rows for mean in means)])
         if communicator.world_size > 1 and len(sums):
@@ -293,10 +293,10 @@ class EpochMetrics:
             name: float(total / rows) if rows else float("nan")
             for name, total, rows in zip(self._means, *totals, strict=True)
         }
-        per_rank = [own]
-        if communicator.world_size > 1 and own:
+        per_rank = [states]
+        if communicator.world_size > 1 and states:
             file = io.BytesIO()
-            torch.save(own, file)
+            torch.save(states, file)
             per_rank = [
                 torch.load(io.BytesIO(content), weights_only=True)
                 for content in allgather_bytes(communicator, file.getvalue(), name="states of metrics")

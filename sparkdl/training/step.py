@@ -258,9 +258,9 @@ class TrainingStep:
         module = self._distribution.called
         shared = {id(buffer) for layer in _synchronized(module) for buffer in layer.buffers()}
         buffers = (*module.buffers(), *self.objective.loss_buffers())
-        own = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
+        of_rank = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
         with (
-            buffers_kept(own.values()),
+            buffers_kept(of_rank.values()),
             _rows_not_counted(module),
             self._distribution.without_rows(),
         ):

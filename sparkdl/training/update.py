@@ -279,8 +279,8 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
             "torch.optim.Optimizer; "
             f"it returned {type(optimizer).__name__}."
         )
-    own = {id(parameter) for parameter in module.parameters()}
-    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+    trained = {id(parameter) for parameter in module.parameters()}
+    if not any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
         raise ParamError(
             f"Param optimizer returned {type(optimizer).__name__} of other parameters than those that it was called "
             "with; it would train nothing. Each rank has a copy of the model: use the function's argument."

@@ -213,8 +213,8 @@ class MpiMessages:
         message.matched()
         if isinstance(buffer, FlatBuffer):
             buffer.pack()
-        whole = buffer.data if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
-        for piece in pieces(whole):
+        elements = buffer.data if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
+        for piece in pieces(elements):
             yield self._comm.Isend(piece, to, 3 * tag + 2)
 
     def _recv(
@@ -229,14 +229,14 @@ class MpiMessages:
         yield self._comm.Isend(message.envelope, source, 3 * tag + 1)
         compare(theirs, message.envelope, source=source, to=self._communicator.rank, tag=tag)
         message.matched()
-        with self._written(buffer) as whole:
-            for piece in pieces(whole):
+        written: AbstractContextManager[Any] = (
+            nullcontext(buffer.data) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
+        )
+        with written as elements:
+            for piece in pieces(elements):
                 yield self._comm.Irecv(piece, source, 3 * tag + 2)
         if isinstance(buffer, FlatBuffer):
             buffer.unpack()
-
-    def _written(self, buffer: FlatBuffer | DeviceBuffer) -> AbstractContextManager[Any]:
-        return nullcontext(buffer.data) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
 
     def _serve(self) -> None:
         quiet_since = time.monotonic()

@@ -142,16 +142,16 @@ class MpiMovements(MpiOperations):
 
     def _allgather(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
         blocks = self._sizes(signature)
-        with written_by_mpi(target.unread) as whole:
-            _copy(source.unread, _block(whole, blocks, self.rank))
+        with written_by_mpi(target.unread) as elements:
+            _copy(source.unread, _block(elements, blocks, self.rank))
             if signature.blocks:
-                yield self._comm.Iallgatherv(self._mpi.IN_PLACE, [whole, blocks])
+                yield self._comm.Iallgatherv(self._mpi.IN_PLACE, [elements, blocks])
             elif signature.size:
-                yield self._comm.Iallgather(self._mpi.IN_PLACE, whole)
+                yield self._comm.Iallgather(self._mpi.IN_PLACE, elements)
 
     def _broadcast(self, buffer: FlatBuffer, signature: Signature) -> Steps:
-        with written_by_mpi(buffer.unread) as whole:
-            for piece in pieces(whole):
+        with written_by_mpi(buffer.unread) as elements:
+            for piece in pieces(elements):
                 yield self._comm.Ibcast(piece, signature.root)
 
     def _gather(self, source: FlatBuffer, target: FlatBuffer | None, signature: Signature) -> Steps:
@@ -162,12 +162,12 @@ class MpiMovements(MpiOperations):
             gather = self._comm.Igatherv if is_uneven else self._comm.Igather
             yield gather(for_mpi(source.unread), None, signature.root)
             return
-        with written_by_mpi(target.unread) as whole:
-            _copy(source.unread, _block(whole, blocks, self.rank))
+        with written_by_mpi(target.unread) as elements:
+            _copy(source.unread, _block(elements, blocks, self.rank))
             if is_uneven:
-                yield self._comm.Igatherv(self._mpi.IN_PLACE, [whole, blocks], signature.root)
+                yield self._comm.Igatherv(self._mpi.IN_PLACE, [elements, blocks], signature.root)
             else:
-                yield self._comm.Igather(self._mpi.IN_PLACE, whole, signature.root)
+                yield self._comm.Igather(self._mpi.IN_PLACE, elements, signature.root)
 
     def _scatter(self, source: FlatBuffer | None, target: FlatBuffer, signature: Signature) -> Steps:
         blocks, is_uneven = self._sizes(signature), bool(signature.blocks)
@@ -178,12 +178,12 @@ class MpiMovements(MpiOperations):
             with written_by_mpi(target.unread) as block:
                 yield scatter(None, block, signature.root)
             return
-        whole = for_mpi(source.unread)
+        elements = for_mpi(source.unread)
         if is_uneven:
-            yield self._comm.Iscatterv([whole, blocks], self._mpi.IN_PLACE, signature.root)
+            yield self._comm.Iscatterv([elements, blocks], self._mpi.IN_PLACE, signature.root)
         else:
-            yield self._comm.Iscatter(whole, self._mpi.IN_PLACE, signature.root)
-        _copy(_block(whole, blocks, self.rank), target.unread)
+            yield self._comm.Iscatter(elements, self._mpi.IN_PLACE, signature.root)
+        _copy(_block(elements, blocks, self.rank), target.unread)
 
     def _alltoall(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
         # Ialltoallv also for equal blocks: a rank does not know whether they are equal on all ranks.
@@ -193,8 +193,8 @@ class MpiMovements(MpiOperations):
 
     def _gather_zeros(self, signature: Signature) -> Steps:
         """Take part, with zeros, in an allgather of equal blocks that the other ranks agreed on."""
-        whole = zeros(signature.size * self.world_size, signature.dtype)
-        return self._allgather(zeros(signature.size, signature.dtype), whole, signature)
+        target = zeros(signature.size * self.world_size, signature.dtype)
+        return self._allgather(zeros(signature.size, signature.dtype), target, signature)
 
     def _sizes(self, signature: Signature) -> list[int]:
         return list(signature.blocks) or [signature.size] * self.world_size
@@ -292,10 +292,10 @@ class MpiGroups(MpiMovements, MpiReductions):
     def _reduce_scatter_group(
         self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], signature: Signature
     ) -> Steps:
-        whole = np.concatenate(list(_by_rank([source.data for source in sources], signature.array_blocks)))
-        block = np.empty(sum(target.data.size for target in targets), whole.dtype)
+        packed = np.concatenate(list(_by_rank([source.data for source in sources], signature.array_blocks)))
+        block = np.empty(sum(target.data.size for target in targets), packed.dtype)
         yield from self._reduce_scatter(
-            FlatBuffer(dtype=signature.dtype, data=whole),
+            FlatBuffer(dtype=signature.dtype, data=packed),
             FlatBuffer(dtype=signature.dtype, data=block),
             signature,
         )
@@ -305,13 +305,13 @@ class MpiGroups(MpiMovements, MpiReductions):
         self, sources: Sequence[FlatBuffer], targets: Sequence[FlatBuffer], signature: Signature
     ) -> Steps:
         block = np.concatenate([source.data for source in sources])
-        whole = np.empty(sum(target.data.size for target in targets), block.dtype)
+        packed = np.empty(sum(target.data.size for target in targets), block.dtype)
         yield from self._allgather(
             FlatBuffer(dtype=signature.dtype, data=block),
-            FlatBuffer(dtype=signature.dtype, data=whole),
+            FlatBuffer(dtype=signature.dtype, data=packed),
             signature,
         )
-        _divide(whole, list(_by_rank([target.data for target in targets], signature.array_blocks)))
+        _divide(packed, list(_by_rank([target.data for target in targets], signature.array_blocks)))
 
     def _blocks_of_group(
         self,
@@ -325,8 +325,8 @@ class MpiGroups(MpiMovements, MpiReductions):
             )
         counts_of_arrays = [None] * len(wholes) if counts is None else counts
         return tuple(
-            self._check_blocks(whole, block, of_array) or (block.data.size,) * self.world_size
-            for whole, block, of_array in zip(wholes, blocks, counts_of_arrays, strict=True)
+            self._check_blocks(array, block, of_array) or (block.data.size,) * self.world_size
+            for array, block, of_array in zip(wholes, blocks, counts_of_arrays, strict=True)
         )
 
 
@@ -374,8 +374,8 @@ def _by_rank(wholes: Sequence[Data], array_blocks: Blocks) -> Iterator[Data]:
     """Yield the blocks of the first rank in all arrays, then those of the second rank, and so on."""
     ends = [np.cumsum(blocks) for blocks in array_blocks]
     for rank in range(len(array_blocks[0])):
-        for whole, blocks, end in zip(wholes, array_blocks, ends, strict=True):
-            yield whole[end[rank] - blocks[rank] : end[rank]]
+        for array, blocks, end in zip(wholes, array_blocks, ends, strict=True):
+            yield array[end[rank] - blocks[rank] : end[rank]]
 
 
 def _divide(packed: Data, parts: Sequence[Data]) -> None:

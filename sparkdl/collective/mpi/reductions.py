@@ -51,11 +51,6 @@ def to_ordered(values: Data, op: str) -> Data:
     return ordered
 
 
-def from_ordered(ordered: Data) -> Data:
-    """Convert the integers of :func:`to_ordered` back to floats, in new memory; every NaN is quiet."""
-    return _turn(ordered).view(f"f{ordered.itemsize}")
-
-
 def _turn(integers: Data) -> Data:
     """Complement the magnitude of negative numbers, which puts the bits of floats (sign and magnitude) in order.
 
@@ -130,7 +125,7 @@ def narrow_into(
     if op == "avg":
         reduced = _divide(reduced, world_size)
     elif op in _EXTREMES and dtype in FLOAT_DTYPES:
-        reduced = from_ordered(reduced)
+        reduced = _turn(reduced).view(f"f{reduced.itemsize}")  # in new memory; every NaN is quiet
     elif dtype in _SATURATED:
         # Sums wrap around before they are scaled, like sums of wider integers.
         reduced = reduced.astype(out.dtype, copy=False)

@@ -350,6 +350,9 @@ class Telemetry:
     """The communicators of a family, and the measurements of those that no longer exist.
 
     All methods may be called from several threads at once.
+
+    Attributes:
+        is_recording: whether operations are being recorded.
     """
 
     def __init__(self) -> None:
@@ -361,7 +364,7 @@ class Telemetry:
         self._recorded: dict[CommunicatorKey, Recorded] = {}
         self._news: dict[CommunicatorKey, Recorded] | None = None
         self._max_records = 0
-        self._is_recording = False
+        self.is_recording = False
         self._since = time.monotonic()
 
     def watch(self, communicator: Communicator) -> None:
@@ -371,7 +374,7 @@ class Telemetry:
             number = self._num_members
             member = _Member(communicator)
             self._members[number] = member
-            if self._is_recording:
+            if self.is_recording:
                 member.start_recording(self._max_records)
         weakref.finalize(communicator, self._let_go, number).atexit = False
 
@@ -401,11 +404,6 @@ class Telemetry:
         with self._lock:
             return self._since
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether operations are being recorded."""
-        return self._is_recording
-
     def start_recording(self, max_records: int, *, has_news: bool = False) -> None:
         """Begin to record the operations of every communicator, including those added later.
 
@@ -414,7 +412,7 @@ class Telemetry:
             has_news: whether :meth:`take_news` will be called.
         """
         with self._lock:
-            self._is_recording, self._max_records, self._recorded = True, max_records, {}
+            self.is_recording, self._max_records, self._recorded = True, max_records, {}
             self._news = {} if has_news else None
             for member in list(self._members.values()):
                 member.start_recording(max_records)
@@ -427,7 +425,7 @@ class Telemetry:
             what: text of the mark.
         """
         with self._lock:
-            if self._is_recording:
+            if self.is_recording:
                 now_ns = time.monotonic_ns()
                 for key in {member.key for member in self._members.values() if member.key.name == name}:
                     for recorded in self._recorded_at(key):
@@ -438,7 +436,7 @@ class Telemetry:
     def take_news(self) -> list[Recorded]:
         """Return the records since the last call; :meth:`stop_recording` returns them again."""
         with self._lock:
-            if self._is_recording:
+            if self.is_recording:
                 for member in list(self._members.values()):
                     self._collect(member)
             news, self._news = self._news, {}
@@ -447,7 +445,7 @@ class Telemetry:
     def stop_recording(self) -> list[Recorded]:
         """End the recording; return the records of every communicator."""
         with self._lock:
-            self._is_recording = False
+            self.is_recording = False
             for member in list(self._members.values()):
                 for monitor in member.monitors:
                     monitor.stop_recording()
@@ -459,7 +457,7 @@ class Telemetry:
         with self._lock:
             member = self._members.pop(number)
             member.add_to(self._gone)
-            if self._is_recording:
+            if self.is_recording:
                 self._collect(member)
 
     def _collect(self, member: _Member) -> None:

@@ -50,12 +50,12 @@ def check_experts(name: str, layer: nn.Module, size: int) -> None:
         ParamError: if the module is of another kind, or ``size`` does not divide its number of experts.
     """
     count = getattr(layer, "num_experts", None)
-    own = list(layer.parameters(recurse=False))
+    weights = list(layer.parameters(recurse=False))
     if (
         not isinstance(count, int)
         or [*inspect.signature(layer.forward).parameters] != _ARGUMENTS
-        or len(own) != len(list(layer.parameters()))
-        or any(weight.ndim == 0 or weight.shape[0] != count for weight in own)
+        or len(weights) != len(list(layer.parameters()))
+        or any(weight.ndim == 0 or weight.shape[0] != count for weight in weights)
     ):
         raise ParamError(
             f"The plan divides {name!r} in the style 'experts', which takes a module with num_experts, weights of "

@@ -164,22 +164,22 @@ class TensorParallelLayer:
     def _own_padding(self, layer: nn.Module) -> Iterator[None]:
         """Context in which ``padding_idx``, whose row gets no gradient, counts in this rank's part of an embedding."""
         assert isinstance(layer, nn.Embedding)
-        whole = layer.padding_idx
-        if whole is not None:
-            row = whole - self._division.rank * layer.weight.shape[0]
+        padding = layer.padding_idx
+        if padding is not None:
+            row = padding - self._division.rank * layer.weight.shape[0]
             layer.padding_idx = row if 0 <= row < layer.weight.shape[0] else None
         try:
             yield
         finally:
-            layer.padding_idx = whole
+            layer.padding_idx = padding
 
 
 @contextmanager
 def whole_parameters(layer: nn.Module) -> Iterator[None]:
     """Context in which a layer has its whole parameters, as if it were not divided. Collective."""
     kept = dict(layer._parameters)
-    whole = {name: None if part is None else whole_tensor(part) for name, part in kept.items()}
-    layer._parameters.update(cast("Any", whole))
+    undivided = {name: None if part is None else whole_tensor(part) for name, part in kept.items()}
+    layer._parameters.update(cast("Any", undivided))
     try:
         yield
     finally:

@@ -61,22 +61,22 @@ class _DividedCrossEntropy(torch.autograd.Function):
         dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=group)
         exponentials = (values - highest.unsqueeze(-1)).exp_()
         _check_labels(labels, logits.shape[-1] * dist.get_world_size(group), ignore_index)
-        own = labels - dist.get_rank(group) * logits.shape[-1]
-        is_here = (own >= 0) & (own < logits.shape[-1])
-        own = own.masked_fill(~is_here, 0)
-        label_logits = values.gather(-1, own.unsqueeze(-1)).squeeze(-1).masked_fill_(~is_here, 0.0)
+        columns = labels - dist.get_rank(group) * logits.shape[-1]
+        is_here = (columns >= 0) & (columns < logits.shape[-1])
+        columns = columns.masked_fill(~is_here, 0)
+        label_logits = values.gather(-1, columns.unsqueeze(-1)).squeeze(-1).masked_fill_(~is_here, 0.0)
         sums = torch.stack([exponentials.sum(-1), label_logits])
         dist.all_reduce(sums, group=group)
         counts = labels != ignore_index
         losses = torch.where(counts, sums[0].log() + highest - sums[1], 0.0)
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), own, is_here, counts)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), columns, is_here, counts)
         ctx.dtype = logits.dtype
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        probabilities, own, is_here, counts = ctx.saved_tensors
+        probabilities, columns, is_here, counts = ctx.saved_tensors
         gradient = probabilities.clone()
-        gradient.scatter_add_(-1, own.unsqueeze(-1), -is_here.to(gradient.dtype).unsqueeze(-1))
+        gradient.scatter_add_(-1, columns.unsqueeze(-1), -is_here.to(gradient.dtype).unsqueeze(-1))
         gradient.mul_((gradients[0] * counts).unsqueeze(-1))
         return gradient.to(ctx.dtype), None, None, None

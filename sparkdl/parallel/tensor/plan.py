@@ -173,8 +173,8 @@ def _matches(
     names = dict(module.named_modules())
     elsewhere = {name for name, layer in names.items() if getattr(layer, "is_elsewhere", False)}
     experts = [name for name, style in plan.items() if _SYNONYMS.get(style, style) == "experts"]
-    for pattern, given in plan.items():
-        style = _SYNONYMS.get(given, given)
+    for pattern, named_style in plan.items():
+        style = _SYNONYMS.get(named_style, named_style)
         if any(pattern == name or pattern.startswith(f"{name}.") for name in elsewhere):
             continue  # another pipeline stage has it
         candidates = [name for name in _named_like(pattern, names) if name not in elsewhere]
@@ -197,7 +197,7 @@ def _matches(
             )
         if style not in STYLES:
             raise ParamError(
-                f"The plan divides {pattern!r} in the style {given!r}, which sparkdl does not know; it knows "
+                f"The plan divides {pattern!r} in the style {named_style!r}, which sparkdl does not know; it knows "
                 f"{', '.join(STYLES)}."
             )
         for name in candidates:

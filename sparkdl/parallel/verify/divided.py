@@ -147,10 +147,10 @@ class TensorVerification(Verification):
             self._division.is_whole = True
             try:
                 args, kwargs = inputs(module, args, kwargs) if inputs is not None else (args, kwargs)
-                whole = _first_output(module, args, kwargs)
+                undivided = _first_output(module, args, kwargs)
             finally:
                 self._division.is_whole = False
-        if not isinstance(whole, Tensor) or (failure is None and _are_close(divided, whole)):
+        if not isinstance(undivided, Tensor) or (failure is None and _are_close(divided, undivided)):
             return
         if inputs is not None:
             raise ParamError(

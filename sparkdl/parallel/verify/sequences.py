@@ -167,8 +167,8 @@ class WholeSequenceVerification(Verification):
                 strict=True,
             )
         if any(
-            isinstance(shared, Tensor) and _differ_at_positions(shared, whole, self._positions_dim)
-            for shared, whole in pairs
+            isinstance(shared, Tensor) and _differ_at_positions(shared, alone, self._positions_dim)
+            for shared, alone in pairs
         ):
             raise ParamError(
                 f"{type(module.module).__name__} computes something else on sequences that ranks share than on "

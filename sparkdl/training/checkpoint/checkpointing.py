@@ -220,14 +220,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def _take(
         self,
         where: dict[str, Any],
-        own: dict[str, Any],
+        of_rank: dict[str, Any],
         history: Sequence[EpochRecord],
         *,
         is_best: bool = False,
     ) -> None:
-        own = {**own, "wants_to_stop": self._control.stop_request.is_made, **self._rank_state()}
+        of_rank = {**of_rank, "wants_to_stop": self._control.stop_request.is_made, **self._rank_state()}
         ranks = gather_rank_states(
-            self._module, self._spec.losses, self._step.device, own, self._communicator
+            self._module, self._spec.losses, self._step.device, of_rank, self._communicator
         )
         if self._writer is None:
             return
@@ -346,8 +346,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """
         rank, module = self._communicator.rank, self._module
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]
-        own = states[0]  # in another layout, the buffers of losses are rank 0's, like the model's
-        set_buffers(loss_buffers(self._spec.losses, module), own["loss_buffers"])
+        first = states[0]  # in another layout, the buffers of losses are rank 0's, like the model's
+        set_buffers(loss_buffers(self._spec.losses, module), first["loss_buffers"])
         self._control.stop_request.is_made = any(state["wants_to_stop"] for state in states)
         if not is_alike:
             # Each pipeline stage had its own; of those that several ranks had, rank 0's count.
@@ -356,12 +356,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             seed_rank(self._spec.seed, self._distribution.generator_index, *position)
             meters = [state["meter"] for state in states if state.get("meter")]
             return join_meter_states(meters, rank) if meters else {}
-        set_buffers(dict(module.named_buffers()), own["buffers"])
-        self._distribution.load_rank_state(own)
-        if "optimizer" in own:
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own["optimizer"]})
-        set_random_state(own["random"], self._step.device)
-        meter: dict[str, Any] = own.get("meter", {})
+        set_buffers(dict(module.named_buffers()), first["buffers"])
+        self._distribution.load_rank_state(first)
+        if "optimizer" in first:
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": first["optimizer"]})
+        set_random_state(first["random"], self._step.device)
+        meter: dict[str, Any] = first.get("meter", {})
         return meter
 
     def _earlier_batch(self, epoch: int, step: int) -> Any:

@@ -200,14 +200,14 @@ class Handover:
         with torch.no_grad():
             for buffer, copy in border.buffers:
                 buffer.copy_(copy)
-        own = {
+        of_rank = {
             "buffers": {},
             "loss_buffers": loss_buffers(trainer.spec.losses, trainer.module),
             "wants_to_stop": border.wants_to_stop,
             "meter": border.meter(),
         }
         file = io.BytesIO()
-        torch.save(copy_to_host(own, "the state of a rank"), file)
+        torch.save(copy_to_host(of_rank, "the state of a rank"), file)
         self._own = file.getvalue()
         self._held = border.held or _held(trainer, border)
         self._border = None
@@ -267,7 +267,10 @@ class Handover:
         # The same ranks, too, seed their generators anew and join their meters, as others' may have more steps.
         about = {**content.about, "layout": "other ranks"}
         # If all ranks with a state of their own are lost, those remain that the others got together with the state.
-        state = {**content.state, "ranks": [own for own in owns if own] or content.state["ranks"]}
+        state = {
+            **content.state,
+            "ranks": [state_of_rank for state_of_rank in owns if state_of_rank] or content.state["ranks"],
+        }
         self._held = replace(self._held, content=replace(content, about=about, state=state))
         self.progress = progress
         return self._held

@@ -92,8 +92,8 @@ def fit_on_rank(
         export_torchrun_variables(context.job, context.topology, is_alone=has_gpu)
         in_world = spec
         if spec.checkpoints is not None:
-            own = lease if context.world is None else context.world.lease
-            in_world = replace(spec, checkpoints=replace(spec.checkpoints, lease=own))
+            name = lease if context.world is None else context.world.lease
+            in_world = replace(spec, checkpoints=replace(spec.checkpoints, lease=name))
         communicator = context.communicator
         reports_for_host = reports_load and context.topology.local_rank == 0
         sampling = (

@@ -145,8 +145,8 @@ def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
     """
     location = open_location(folder)
     tensors: dict[str, Tensor] = {}
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as own:
-        path = Path(own) / _TRAINED
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder_here:
+        path = Path(folder_here) / _TRAINED
         for name, written in stored.weights.items():
             try:
                 # A copy, as the Store's file may be removed while the module is in use. The mapping outlives unlink().

@@ -250,6 +250,21 @@ def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreEr
     return kind(f"{what}: {explain_failure(error, otherwise)}")
 
 
+@contextmanager
+def store_errors(what: str, otherwise: str = "") -> Iterator[None]:
+    """Convert the errors of a filesystem in this block by :func:`store_error`.
+
+    Raises:
+        StoreError: in place of an error that is not sparkdl's.
+    """
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:
+        raise store_error(what, error, otherwise) from error
+
+
 def describe_reading_failure(error: BaseException) -> str:
     """Return why a Store could not be read at all and what to do; empty if the exception may concern one file."""
     meaning, _ = _find_meaning(error)

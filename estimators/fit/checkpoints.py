@@ -15,8 +15,8 @@ from sparkdl.checkpoint.folder import Checkpoint, DamagedCheckpointError
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import SoleLease, hold_alone
-from sparkdl.errors import SparkdlError, StoreError
-from sparkdl.foreign_errors import store_error
+from sparkdl.errors import StoreError
+from sparkdl.foreign_errors import store_errors
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity, model_files_identity
@@ -152,7 +152,7 @@ def run_key_of(url: str) -> str:
     """
     folder = fit_folder(url)
     location = open_location(folder.url)
-    try:
+    with store_errors(f"{folder.url}/{_RUN}, which names the MLflow run, cannot be read or written"):
         if folder.names():
             with (
                 suppress(FileNotFoundError, ValueError, KeyError),
@@ -161,12 +161,6 @@ def run_key_of(url: str) -> str:
                 return str(json.loads(file.read())["key"])
         key = uuid.uuid4().hex
         location.write_whole(_RUN, f"{json.dumps({'key': key})}\n".encode())
-    except SparkdlError:
-        raise
-    except Exception as error:
-        raise store_error(
-            f"{folder.url}/{_RUN}, which names the MLflow run, cannot be read or written", error
-        ) from error
     return key
 
 

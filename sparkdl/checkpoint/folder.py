@@ -36,7 +36,7 @@ from sparkdl import __version__
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders
 from sparkdl.errors import CheckpointError, SparkdlError
-from sparkdl.foreign_errors import explain_failure, store_error
+from sparkdl.foreign_errors import explain_failure, store_error, store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -276,11 +276,9 @@ class CheckpointFolder:
             StoreError: if the folder cannot be listed.
         """
         filesystem = self._location.filesystem
-        try:
+        with store_errors(f"The checkpoints in {self.url} cannot be listed"):
             filesystem.invalidate_cache()
             names = list_folders(self._location) if filesystem.exists(self._location.path) else []
-        except Exception as error:
-            raise store_error(f"The checkpoints in {self.url} cannot be listed", error) from error
         return sorted(filter(self._name.match, names), key=self.number)
 
     def number(self, name: str) -> int:
@@ -311,10 +309,8 @@ class CheckpointFolder:
         Raises:
             StoreError: if the folder cannot be read.
         """
-        try:
+        with store_errors(f"{self.url}/{name} cannot be read"):
             return bool(self._location.filesystem.exists(f"{self._location.path}/{name}/{MANIFEST}"))
-        except Exception as error:
-            raise store_error(f"{self.url}/{name} cannot be read", error) from error
 
     def newest_first(self) -> Iterator[tuple[str, Checkpoint | DamagedCheckpointError]]:
         """Yield names and checkpoints, the newest first; for a damaged checkpoint the error in its place."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
-from sparkdl.foreign_errors import store_error
+from sparkdl.foreign_errors import store_errors
 from sparkdl.tracking.sender import Logged, Message, MessageRefusedError, deliver
 from sparkdl.tracking.start import (
     BegunRun,
@@ -78,13 +78,11 @@ class UnsentRuns:
             StoreError: if the Store cannot be read.
         """
         filesystem = self._location.filesystem
-        try:
+        with store_errors(f"{self._path} cannot be listed"):
             filesystem.invalidate_cache()
             if not filesystem.exists(self._path):
                 return []
             return sorted(Path(path).name for path in filesystem.ls(self._path, detail=False))
-        except Exception as error:
-            raise store_error(f"{self._path} cannot be listed", error) from error
 
     def holds(self, name: str, file: str) -> bool:
         """Return whether a folder has a file.
@@ -92,10 +90,8 @@ class UnsentRuns:
         Raises:
             StoreError: if the Store cannot be read.
         """
-        try:
+        with store_errors(f"{self._path}/{name} cannot be read"):
             return bool(self._location.filesystem.exists(f"{self._path}/{name}/{file}"))
-        except Exception as error:
-            raise store_error(f"{self._path}/{name} cannot be read", error) from error
 
     def get(self, name: str, into: Path) -> None:
         """Copy a folder into an existing local folder.
@@ -103,10 +99,8 @@ class UnsentRuns:
         Raises:
             StoreError: if the folder cannot be read.
         """
-        try:
+        with store_errors(f"{self._path}/{name} cannot be read"):
             open_location(f"{self._store.url}/{FOLDER}/{name}").fetch_folder(into)
-        except Exception as error:
-            raise store_error(f"{self._path}/{name} cannot be read", error) from error
 
     def remove(self, name: str) -> None:
         """Remove a folder; with the last one also its parent folder.
@@ -115,13 +109,11 @@ class UnsentRuns:
             StoreError: if the folder cannot be removed.
         """
         filesystem = self._location.filesystem
-        try:
+        with store_errors(f"{self._path}/{name} cannot be removed"):
             filesystem.rm(f"{self._path}/{name}", recursive=True)
             filesystem.invalidate_cache()
             if filesystem.exists(self._path) and not filesystem.ls(self._path, detail=False):
                 filesystem.rm(self._path, recursive=True)
-        except Exception as error:
-            raise store_error(f"{self._path}/{name} cannot be removed", error) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.errors import CheckpointsInUseError, SparkdlError, StoreError
-from sparkdl.foreign_errors import store_error
+from sparkdl.errors import CheckpointsInUseError, StoreError
+from sparkdl.foreign_errors import store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -265,10 +265,8 @@ class SoleLease:
             StoreError: if the folder cannot be written.
         """
         check_lease(self.url, self.name, user=self._user, setting=self._setting)
-        try:
+        with store_errors(f"The folder {self.url} cannot be written"):
             self._lease.change_name()
-        except Exception as error:
-            raise store_error(f"The folder {self.url} cannot be written", error) from error
         self.check()
         return self.name
 
@@ -290,25 +288,18 @@ def hold_alone(
         StoreError: if the folder cannot be written or read.
     """
     location = open_location(url)
-    try:
+    with store_errors(
+        f"The folder {url} cannot be written",
+        f"Choose a {setting} that the driver and every executor can write.",
+    ):
         lease = Lease(location, _ALONE)
-    except Exception as error:
-        raise store_error(
-            f"The folder {url} cannot be written",
-            error,
-            f"Choose a {setting} that the driver and every executor can write.",
-        ) from error
     alone = SoleLease(lease, url, user, setting)
     with lease:
-        try:
+        with store_errors(f"It cannot be determined whether another {user} uses {url}"):
             # Again after each wait: the other holder may have changed the name of its lease meanwhile.
             while others := [name for name in _names_of_leases(location, _ALONE) if name != lease.name]:
                 for name in others:
                     _await_end(location, name, on_wait, f"the {setting} {url}", user)
-        except SparkdlError:
-            raise
-        except Exception as error:
-            raise store_error(f"It cannot be determined whether another {user} uses {url}", error) from error
         yield alone
         lease.renew_a_last_time()
         alone.check()
@@ -328,13 +319,11 @@ def check_lease(url: str, name: str, *, user: str, setting: str) -> None:
         StoreError: if the folder cannot be read, or this machine does not see the holder's folder.
     """
     location = open_location(url)
-    try:
+    with store_errors(f"{url} cannot be read on {socket.gethostname()}"):
         location.filesystem.invalidate_cache()
         if location.filesystem.exists(f"{location.path}/{name}"):
             return
         others = _names_of_leases(location, _ALONE)
-    except Exception as error:
-        raise store_error(f"{url} cannot be read on {socket.gethostname()}", error) from error
     if not others:
         raise StoreError(
             f"Nothing can be written to {url}, which {socket.gethostname()} cannot reach. Choose a {setting} that the "

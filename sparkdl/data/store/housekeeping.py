@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from sparkdl.data.dataset.dataset import MANIFEST_NAME
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import LEASE_S, file_names, store_time
-from sparkdl.errors import StoreError
-from sparkdl.foreign_errors import store_error
+from sparkdl.foreign_errors import store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +84,7 @@ def remove_old_folders(url: str, older_than_s: float) -> list[str]:
         StoreError: if the Store cannot be listed, or something in it cannot be removed.
     """
     location = open_location(url)
-    try:
+    with store_errors(f"The Store {url} cannot be cleaned up"):
         location.filesystem.invalidate_cache()
         if not location.filesystem.exists(location.path):
             return []
@@ -96,10 +95,6 @@ def remove_old_folders(url: str, older_than_s: float) -> list[str]:
         with ThreadPoolExecutor(min(_NUM_THREADS, len(names))) as pool:
             removed = pool.map(lambda name: _remove_if_old(f"{url}/{name}", now, older_than_s), names)
             return [f"{url}/{name}" for name, is_gone in zip(names, removed, strict=True) if is_gone]
-    except StoreError:
-        raise
-    except Exception as error:
-        raise store_error(f"The Store {url} cannot be cleaned up", error) from error
 
 
 def list_folders(location: Location) -> list[str]:
@@ -132,12 +127,10 @@ def remove_unless_used(url: str) -> bool:
         StoreError: if it cannot be removed.
     """
     location = open_location(url)
-    try:
+    with store_errors(f"{url} cannot be removed"):
         if not Marks(location).is_ours:
             return False
         return _remove_if_old(url, store_time(location), 0.0)
-    except Exception as error:
-        raise store_error(f"{url} cannot be removed", error) from error
 
 
 def _remove_if_old(url: str, now: float, older_than_s: float) -> bool:

@@ -34,7 +34,7 @@ from sparkdl.data.store.housekeeping import (
     remove_old_folders,
 )
 from sparkdl.errors import ParamError, StoreError
-from sparkdl.foreign_errors import describe_lasting_failure, reading_from, store_error
+from sparkdl.foreign_errors import describe_lasting_failure, reading_from, store_error, store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -285,15 +285,13 @@ class Store:
 
     def _urls_with_key(self, name: str, key: str) -> list[str]:
         prefix = f"{_as_file_name(name)}-{key}-"
-        try:
+        with store_errors(f"The Store {self.url} cannot be listed"):
             self.filesystem.invalidate_cache()
             if not self.filesystem.exists(self.location.path):
                 return []
             return [
                 f"{self.url}/{folder}" for folder in list_folders(self.location) if folder.startswith(prefix)
             ]
-        except Exception as error:
-            raise store_error(f"The Store {self.url} cannot be listed", error) from error
 
 
 class StagedDataset:
@@ -315,10 +313,8 @@ class StagedDataset:
             StoreError: if that fails.
         """
         final = replace(dataset, url=self.url)
-        try:
+        with store_errors(f"The dataset {self.url} cannot be committed"):
             write_manifest(final, open_location(self.url))
-        except Exception as error:
-            raise store_error(f"The dataset {self.url} cannot be committed", error) from error
         self._committed = True
         return final
 
@@ -346,10 +342,8 @@ def use_dataset(url: str) -> Lease:
     Raises:
         StoreError: if the Store cannot be written.
     """
-    try:
+    with store_errors(f"{url} cannot be written"):
         return Lease(open_location(url), USE, last_use=LAST_USE)
-    except Exception as error:
-        raise store_error(f"{url} cannot be written", error) from error
 
 
 def use_if_removable(url: str) -> Lease | None:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.errors import SerializationError, StoreError
-from sparkdl.foreign_errors import store_error
+from sparkdl.errors import StoreError
+from sparkdl.foreign_errors import store_error, store_errors
 from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
 from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
 
@@ -171,13 +171,11 @@ def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
 
 def _write(tensors: Mapping[str, Tensor], folder: str, name: str) -> dict[str, Any]:
     location = open_location(folder)
-    try:
-        with location.filesystem.open(f"{location.path}/{name}", "wb") as file:
-            return write_weights(tensors, file)
-    except SerializationError:
-        raise
-    except Exception as error:
-        raise store_error(f"The model's weights cannot be written to {folder}", error) from error
+    with (
+        store_errors(f"The model's weights cannot be written to {folder}"),
+        location.filesystem.open(f"{location.path}/{name}", "wb") as file,
+    ):
+        return write_weights(tensors, file)
 
 
 def _unreadable(folder: str, error: Exception) -> StoreError:

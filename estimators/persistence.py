@@ -27,7 +27,7 @@ from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritabl
 
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
-from sparkdl.foreign_errors import explain_failure, reading_from
+from sparkdl.foreign_errors import errors_as, explain_failure, reading_from
 from sparkdl.model.saved_model import load_module, save_module
 
 if TYPE_CHECKING:
@@ -143,12 +143,8 @@ def write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:
     (folder / "metadata" / "_SUCCESS").touch()
     if not others:
         return
-    try:
+    with errors_as(SerializationError, f"Params {', '.join(others)} cannot be saved"):
         (folder / _FUNCTIONS).write_bytes(cloudpickle.dumps(others))
-    except Exception as error:
-        raise SerializationError(
-            f"Params {', '.join(others)} cannot be saved: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _is_json(value: object) -> bool:
@@ -210,12 +206,8 @@ def restore(instance: Any, metadata: dict[str, Any], folder: Path) -> None:
 
 
 def _read_functions(folder: Path) -> dict[str, Any]:
-    try:
+    with errors_as(SavedModelError, f"Loss, optimizer and the like cannot be read from {_FUNCTIONS}"):
         return cast("dict[str, Any]", cloudpickle.loads((folder / _FUNCTIONS).read_bytes()))
-    except Exception as error:
-        raise SavedModelError(
-            f"Loss, optimizer and the like cannot be read from {_FUNCTIONS}: {type(error).__name__}: {error}"
-        ) from error
 
 
 def carry(

@@ -251,6 +251,27 @@ def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreEr
 
 
 @contextmanager
+def errors_as(kind: type[SparkdlError], what: str, advice: str = "") -> Iterator[None]:
+    """Convert the exceptions of other code in this block, such as a function of the user, to an error of sparkdl's.
+
+    Args:
+        kind: class of the error.
+        what: clause that says what failed.
+        advice: sentences that say what to do about it.
+
+    Raises:
+        SparkdlError: of that class, with the exception's type and text, in place of an error that is not sparkdl's.
+    """
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except Exception as error:
+        text = f"{what}: {type(error).__name__}: {error}"
+        raise kind(f"{text.rstrip('.')}. {advice}" if advice else text) from error
+
+
+@contextmanager
 def store_errors(what: str, otherwise: str = "") -> Iterator[None]:
     """Convert the errors of a filesystem in this block by :func:`store_error`.
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import torch
 
 from sparkdl import data
-from sparkdl.errors import ParamError, SparkdlError, TrainingError
+from sparkdl.errors import ParamError, TrainingError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.architecture import evaluating
 from sparkdl.random_state import random_numbers_apart
 from sparkdl.training.device_batches import single_rows_allowed
@@ -219,9 +220,5 @@ def _whole_batches(
 
 
 def _try(name: str, function: Callable[[], T]) -> T:
-    try:
+    with errors_as(ParamError, f"Param {name} failed on the first rows"):
         return function()
-    except SparkdlError:
-        raise
-    except Exception as error:
-        raise ParamError(f"Param {name} failed on the first rows: {type(error).__name__}: {error}") from error

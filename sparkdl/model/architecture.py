@@ -26,6 +26,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
 from sparkdl.errors import ParamError, SavedModelError, SerializationError
+from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,13 +106,11 @@ def split_module(module: nn.Module, *, with_meta: bool = False) -> tuple[bytes, 
             )
     if not with_meta:
         check_has_values(module, "The model cannot travel or be stored")
-    try:
+    what = f"The model {type(module).__name__} cannot be pickled"
+    with errors_as(
+        SerializationError, what, "Keep locks, open files, sessions and the like out of the module."
+    ):
         return split_tensors(module, module, with_meta=with_meta)
-    except Exception as error:
-        raise SerializationError(
-            f"The model {type(module).__name__} cannot be pickled: {type(error).__name__}: {error}. "
-            "Keep locks, open files, sessions and the like out of the module."
-        ) from error
 
 
 def split_tensors(

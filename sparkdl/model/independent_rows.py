@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparkdl.errors import DataError, ParamError, SparkdlError
+from sparkdl.errors import DataError, ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.heads import Head, outputs_of_rows
 from sparkdl.model.inputs import Arrays, ModelInputs, dtype_named
 
@@ -110,16 +111,12 @@ def _largest_difference(one: Tensor, other: Tensor) -> tuple[float, float, float
 def _outputs_of(
     model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], rows: Arrays, indices: list[int]
 ) -> dict[str, Tensor]:
-    try:
+    what = (
+        f"The model {type(model).__name__} takes the first row, and fails on {len(indices)} of the first rows"
+    )
+    with errors_as(DataError, what):
         arrays = inputs.prepared({name: values[indices] for name, values in rows.items()})
         returned = inputs.apply(model, arrays, torch.device("cpu"))
-    except SparkdlError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"The model {type(model).__name__} takes the first row, and fails on {len(indices)} of the first rows: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     return outputs_of_rows(returned, heads, len(indices))
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
+from sparkdl.foreign_errors import errors_as
 
 
 def to_tensor(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -167,15 +168,9 @@ class ModelInputs:
         if self.prepare is None:
             return {name: self._as_numbers(name, values) for name, values in columns.items()}
         num_rows = len(next(iter(columns.values())))
-        try:
+        # A DataError of a ready-made estimator names the row and what is wrong with it.
+        with errors_as(DataError, f"Param prepareFeatures failed on {num_rows} rows of {', '.join(columns)}"):
             made = self.prepare(dict(columns))
-        except DataError:  # from a ready-made estimator; it names the row and what is wrong with it
-            raise
-        except Exception as error:
-            raise DataError(
-                f"Param prepareFeatures failed on {num_rows} rows of {', '.join(columns)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
         if not isinstance(made, Mapping):
             made = {self.columns[0].name: made}
         return {str(name): self._made(str(name), values, num_rows) for name, values in made.items()}

@@ -37,6 +37,7 @@ from torch import nn
 
 from sparkdl import __version__
 from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.model.signature import ModelSignature
 from sparkdl.model.weights_file import map_weights, write_weights
@@ -202,51 +203,37 @@ def modules_needed(folder: str | os.PathLike[str]) -> set[str]:
 
 
 def _pickled(prepare: PrepareFunction) -> bytes:
-    try:
+    with errors_as(SerializationError, "The function that prepares features cannot be saved"):
         return bytes(cloudpickle.dumps(prepare))
-    except Exception as error:
-        raise SerializationError(
-            f"The function that prepares features cannot be saved: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _unpickled(path: Path) -> PrepareFunction:
-    try:
+    what = f"The function that prepares features cannot be read from {path}"
+    with errors_as(SavedModelError, what, "Install what it needs."):
         prepare: PrepareFunction = cloudpickle.loads(path.read_bytes())
-    except Exception as error:
-        raise SavedModelError(
-            f"The function that prepares features cannot be read from {path}: {type(error).__name__}: {error}. Install "
-            "what it needs."
-        ) from error
     return prepare
 
 
 def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[str, Any]]]:
     path = folder / _MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
-    except ValueError as error:
-        raise SavedModelError(f"{path} is damaged: {error}") from error
-    version = manifest.get("format_version") if isinstance(manifest, dict) else None
-    if not isinstance(version, int):
-        raise SavedModelError(f"{path} is damaged: it names no format version.")
-    if version > FORMAT_VERSION:
-        raise SavedModelError(
-            f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
-            f"this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer "
-            "sparkdl."
-        )
-    try:
+    with errors_as(SavedModelError, f"{path} is damaged"):
+        manifest = json.loads(text)
+        version = manifest["format_version"]
+        if version > FORMAT_VERSION:
+            raise SavedModelError(
+                f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
+                f"this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer "
+                "sparkdl."
+            )
         listed = manifest["files"]
         files = {name: listed[name] for name in (_WEIGHTS, _ARCHITECTURE)}
         files |= {_PREPARE: listed[_PREPARE]} if _PREPARE in listed else {}
-        if manifest["signature"] is None:
-            return None, files
-        return ModelSignature.from_json(manifest["signature"]), files
-    except (KeyError, TypeError, ValueError) as error:
-        raise SavedModelError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        signature = manifest["signature"]
+        return None if signature is None else ModelSignature.from_json(signature), files
 
 
 def _check_file(path: Path, expected: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError, did_you_mean
+from sparkdl.foreign_errors import errors_as
 
 _WRAPPED = ("state_dict", "model")
 """Keys under which training scripts often save the weights beside other values."""
@@ -32,17 +33,13 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
     """
     if not Path(path).is_file():
         raise ParamError(f"Param backboneWeights is {path!r}, and there is no such file on the driver.")
-    try:
+    advice = "It takes a file of safetensors, or one that torch.save(model.state_dict(), path) wrote."
+    with errors_as(ParamError, f"Param backboneWeights is {path!r}, which cannot be read", advice):
         scope: Any = (
             load_file(path)
             if path.endswith(".safetensors")
             else torch.load(path, map_location="cpu", weights_only=True)
         )
-    except Exception as error:
-        raise ParamError(
-            f"Param backboneWeights is {path!r}, which cannot be read: {type(error).__name__}: {error}. It takes a "
-            "file of safetensors, or one that torch.save(model.state_dict(), path) wrote."
-        ) from error
     for name in _WRAPPED:
         if isinstance(scope, Mapping) and isinstance(scope.get(name), Mapping):
             scope = scope[name]
@@ -174,7 +171,8 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
         ParamError: if the library cannot create the network, or the weights are missing or of another network.
     """
     library, model = _split(name)
-    try:
+    fetched = " with weights that are fetched from the network" if weights == PRETRAINED else ""
+    with errors_as(ParamError, f"Param backbone is {name!r}, which {library} cannot create{fetched}"):
         if library == "timm":
             made: nn.Module = _library(library).create_model(
                 model, pretrained=weights == PRETRAINED, num_classes=num_outputs
@@ -185,13 +183,6 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
             )
         else:
             made = _library("torchvision.models").get_model(model, weights=None, num_classes=num_outputs)
-    except ParamError:
-        raise
-    except Exception as error:
-        fetched = " with weights that are fetched from the network" if weights == PRETRAINED else ""
-        raise ParamError(
-            f"Param backbone is {name!r}, which {library} cannot create{fetched}: {type(error).__name__}: {error}"
-        ) from error
     if weights not in (NO_WEIGHTS, PRETRAINED):
         load_fitting(made, read_backbone_weights(weights), num_outputs=num_outputs, path=weights)
     return made
@@ -204,19 +195,13 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
         ParamError: if the library does not have them, as for a model without pretrained weights.
     """
     library, model = _split(name)
-    try:
+    what = f"Param backbone is {name!r}, and {library} does not say how its pretrained weights take images"
+    with errors_as(ParamError, what, "Set normalization."):
         if library == "timm":
             scale = _library(library).get_pretrained_cfg(model)
         else:
             scale = _library("torchvision.models").get_model_weights(model).DEFAULT.transforms()
         return scale.mean, scale.std
-    except ParamError:
-        raise
-    except Exception as error:
-        raise ParamError(
-            f"Param backbone is {name!r}, and {library} does not say how images are normalized for its pretrained "
-            f"weights: {type(error).__name__}: {str(error).rstrip('.')}. Set normalization."
-        ) from error
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.initial_weights import seeded
@@ -56,7 +57,7 @@ def load_language_folder(
     """
     transformers = _transformers("Param pretrained")
     context = without_weights or nullcontext
-    try:
+    with _reading_model(folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if without_weights is None:
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
@@ -66,11 +67,6 @@ def load_language_folder(
                 model = transformers.AutoModelForCausalLM.from_config(config)
             if os.path.exists(f"{folder}/generation_config.json"):
                 model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    except Exception as error:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     if tokenizer.eos_token_id is None:
         raise ParamError(f"The tokenizer in {folder!r} has no end of sequence. Set its eos_token.")
     wrapped = FolderTokenizer(tokenizer)
@@ -113,6 +109,11 @@ def load_language_folder(
         return wrapped, with_adapters(model, lora_rank)
 
 
+def _reading_model(folder: str) -> AbstractContextManager[None]:
+    what = f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer"
+    return errors_as(ParamError, what)
+
+
 def why_converted(folder: str) -> str | None:
     """Return why transformers converts the tensors in a folder's files when it loads them; None if it does not.
 
@@ -122,13 +123,8 @@ def why_converted(folder: str) -> str | None:
     transformers = _transformers("Param pretrained")
     if os.path.exists(f"{folder}/adapter_config.json"):
         return "it holds adapters"
-    try:
+    with _reading_model(folder):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantized"
     if getattr(config, "transformers_weights", None) is not None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.errors import ParamError, TrainingError
+from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
     from sparkdl.training.history import EpochRecord
@@ -50,13 +51,10 @@ def make_scheduler(
         ParamError: if the factory raises, returns something other than a scheduler, or returns a ReduceLROnPlateau that
             would be stepped without a metric, or with one that improves in the other direction.
     """
-    try:
+    with errors_as(
+        ParamError, f"Param scheduler failed when called with the optimizer and {num_steps} steps"
+    ):
         scheduler = factory(optimizer, num_steps)
-    except Exception as error:
-        raise ParamError(
-            f"Param scheduler failed when called with the optimizer and {num_steps} steps: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     if not isinstance(scheduler, LRScheduler):
         raise ParamError(
             "Param scheduler must be a function that takes the optimizer and the number of steps and returns a "
@@ -203,10 +201,6 @@ class LearningRate:
             self._step(partial(self._scheduler.step, metrics=value))
 
     def _step(self, step: Callable[[], None]) -> None:
-        try:
+        name = type(self._scheduler).__name__
+        with errors_as(TrainingError, f"Param scheduler: {name} failed when it continued"):
             step()
-        except Exception as error:
-            raise TrainingError(
-                f"Param scheduler: {type(self._scheduler).__name__} failed when it continued: {type(error).__name__}: "
-                f"{error}"
-            ) from error

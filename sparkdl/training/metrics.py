@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.errors import ParamError, TrainingError
+from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
@@ -47,10 +48,8 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
     if not _is_of_torchmetrics(metric):
         if not is_factory(metric):
             return None
-        try:
+        with errors_as(ParamError, f"Metric {name!r} cannot be made"):
             metric = metric()
-        except Exception as error:
-            raise ParamError(f"Metric {name!r} cannot be made: {type(error).__name__}: {error}") from error
         if not _is_of_torchmetrics(metric):
             raise ParamError(
                 f"Metric {name!r} is a function without arguments that returned a {type(metric).__name__}. Give a "
@@ -152,10 +151,8 @@ class StateMetric:
         if not seen:
             return float("nan")
         self._set(seen)
-        try:
+        with errors_as(TrainingError, f"Metric {self._name!r} failed"):
             value = self._metric.compute()
-        except Exception as error:
-            raise TrainingError(f"Metric {self._name!r} failed: {type(error).__name__}: {error}") from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise TrainingError(
@@ -239,16 +236,11 @@ class EpochMetrics:
             ParamError: if a function returns neither one value nor one per row.
         """
         for name, metric in self._running.items():
-            try:
-                with torch.no_grad():
-                    outputs, targets = tree_map_only(
-                        Tensor, Tensor.detach, (evaluation.outputs, evaluation.targets)
-                    )
-                    metric.add(outputs, targets, rows)
-            except ParamError:
-                raise
-            except Exception as error:
-                raise TrainingError(f"Metric {name!r} failed: {type(error).__name__}: {error}") from error
+            with errors_as(TrainingError, f"Metric {name!r} failed"), torch.no_grad():
+                outputs, targets = tree_map_only(
+                    Tensor, Tensor.detach, (evaluation.outputs, evaluation.targets)
+                )
+                metric.add(outputs, targets, rows)
 
     def try_to_compute(self) -> None:
         """Compute the metrics of torchmetrics over the batches so far, as at the end of a pass on one rank.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -265,11 +266,8 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        optimizer = factory(list(module.parameters()))
-    except Exception as error:
-        raise ParamError(
-            f"Param optimizer failed when called with the model's parameters: {type(error).__name__}: {error}"
-        ) from error
+        with errors_as(ParamError, "Param optimizer failed when called with the model's parameters"):
+            optimizer = factory(list(module.parameters()))
     finally:
         if was_enabled:
             gc.enable()

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from sparkdl import errors
 from sparkdl.errors import CommunicatorError, DataError
+from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,10 +142,8 @@ class RowFilter:
         from sparkdl.data.dataset.arrow import values_or_nulls  # the data floor is imported without Arrow
 
         values = {name: values_or_nulls(table.column(name).combine_chunks()) for name in self.columns}
-        try:
+        with errors_as(DataError, "the row filter failed"):
             mask = np.asarray(self.keep(values))
-        except Exception as error:
-            raise DataError(f"the row filter failed: {type(error).__name__}: {error}") from error
         if mask.shape != (table.num_rows,) or mask.dtype != np.bool_:
             raise DataError(
                 f"the row filter returned {mask.dtype} of shape {mask.shape} for {table.num_rows} rows; it must "

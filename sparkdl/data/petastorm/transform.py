@@ -16,6 +16,7 @@ from sparkdl.data.dataset.dataset import Preparation
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, schema_of
 from sparkdl.errors import DataError
+from sparkdl.foreign_errors import errors_as
 
 install()
 from petastorm.transform import transform_schema
@@ -67,12 +68,8 @@ def call_function(function: Any, argument: Any) -> Any:
     Raises:
         DataError: if the function raises; the message has the class and text of its exception.
     """
-    try:
+    with errors_as(DataError, "the function of the TransformSpec failed"):
         return function(argument)
-    except Exception as error:
-        raise DataError(
-            f"the function of the TransformSpec failed: {type(error).__name__}: {error}"
-        ) from error
 
 
 def missing_result_error(name: str, returned: Sequence[Any]) -> DataError:

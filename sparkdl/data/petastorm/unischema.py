@@ -31,6 +31,7 @@ from sparkdl.data.petastorm.fields import columns_of, decode_values
 from sparkdl.data.petastorm.schema_names import known_class
 from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
 from sparkdl.errors import DataError
+from sparkdl.foreign_errors import errors_as
 
 install()
 from petastorm.codecs import DataframeColumnCodec
@@ -165,15 +166,9 @@ def _transformed(
 
 
 def _unpickle(pickled: bytes, url: str) -> Any:
-    try:
+    advice = "Write it anew with petastorm-generate-metadata.py."
+    with errors_as(DataError, f"The Unischema of {url} cannot be read", advice):
         return _SchemaUnpickler(io.BytesIO(pickled), encoding="latin1").load()
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"The Unischema of {url} cannot be read: {type(error).__name__}: {error}. Write it anew with "
-            "petastorm-generate-metadata.py."
-        ) from error
 
 
 class _SchemaUnpickler(pickle.Unpickler):

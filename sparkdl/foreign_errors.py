@@ -6,7 +6,7 @@ An exception is recognized by the names of its classes, by its errno value and b
 its message nor by the HTTP status of a server. The names in :data:`MEANINGS` are those of the local
 filesystem, of the libraries behind fsspec's filesystems (botocore, google-auth, azure-core and azure-identity, aiohttp,
 requests), and of Hadoop's filesystems, Parquet and Spark, whose exceptions reach Python as text. An exception that is
-not in the table keeps its own words, and becomes the general error of whoever ran into it.
+not in the table keeps its own words, and becomes the general error of the caller.
 """
 
 from __future__ import annotations

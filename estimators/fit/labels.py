@@ -371,8 +371,8 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
         return _number_of_classes(distinct, name, is_integer="int" in column.dtype)
     if len(distinct) < 2:
         raise DataError(
-            f"Column {name!r} holds the label {next(iter(distinct))!r} alone, and a classifier needs two at "
-            "least. Name all in Param labels, where rows may lack one."
+            f"Column {name!r} holds the label {next(iter(distinct))!r} alone, and a classifier needs at least "
+            "two. Name all in Param labels, where rows may lack one."
         )
     return len(distinct)
 

@@ -35,8 +35,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from sparkdl import __version__
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders
-from sparkdl.errors import CheckpointError, SparkdlError
-from sparkdl.foreign_errors import explain_failure, store_error, store_errors
+from sparkdl.errors import CheckpointError
+from sparkdl.foreign_errors import explain_failure, store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -212,15 +212,12 @@ def open_file(location: Location, name: str) -> Iterator[IO[bytes]]:
         StoreError: if it cannot be read.
     """
     path = f"{location.path}/{name}"
-    try:
-        with location.filesystem.open(path, "rb") as file:
-            yield file
-    except SparkdlError:
-        raise
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(location.name_of(path), "it is missing") from error
-    except Exception as error:
-        raise store_error(f"{location.name_of(path)} cannot be read", error) from error
+    with store_errors(f"{location.name_of(path)} cannot be read"):
+        try:
+            with location.filesystem.open(path, "rb") as file:
+                yield file
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(location.name_of(path), "it is missing") from error
 
 
 def write_files(

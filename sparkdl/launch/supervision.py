@@ -123,7 +123,7 @@ class Supervision:
         return self
 
     def poll(self, timeout_s: float) -> bool:
-        """Pass on messages of the ranks, waiting for the first at most so long, and look for hangs.
+        """Pass on messages of the ranks, waiting at most that long for the first, and look for hangs.
 
         Returns:
             Whether the tasks still run, and do not have to be ended.

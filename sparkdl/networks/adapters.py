@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.weights_file import map_weights, write_weights
 
 
@@ -22,10 +23,8 @@ def with_adapters(model: nn.Module, rank: int) -> nn.Module:
     Raises:
         ParamError: if peft is not installed.
     """
-    try:
+    with errors_as(ParamError, "Param loraRank needs peft", "Run pip install peft."):
         from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ParamError(f"Param loraRank needs peft: {error}. Run pip install peft.") from error
     adapted: nn.Module = get_peft_model(
         model,
         LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"),

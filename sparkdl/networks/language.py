@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from sparkdl.data.blend.packing import PackedBatch, SequencePacker
 from sparkdl.errors import DataError, ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.generation import Generation, continue_texts, last_tokens
@@ -120,12 +121,9 @@ def learn_tokenizer(texts: Iterable[str], num_tokens: int) -> LearnedTokenizer:
 
 
 def _tokenizers() -> Any:
-    try:
+    what = "A LanguageModel needs the library tokenizers, also on executors"
+    with errors_as(ParamError, what, "Run pip install tokenizers."):
         import tokenizers
-    except ImportError as error:
-        raise ParamError(
-            f"A LanguageModel needs the library tokenizers, also on executors: {error}. Run pip install tokenizers."
-        ) from error
     return tokenizers
 
 

@@ -224,8 +224,6 @@ def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _transformers(of: str) -> Any:
-    try:
+    with errors_as(ParamError, f"{of} needs transformers", "Run pip install transformers."):
         import transformers
-    except ImportError as error:
-        raise ParamError(f"{of} needs transformers: {error}. Run pip install transformers.") from error
     return transformers

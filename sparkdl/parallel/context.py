@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.inputs import positions_in
 from sparkdl.parallel import sequence
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention, whole_attention
@@ -145,12 +146,10 @@ class _HuggingFaceAttention:
         Raises:
             ParamError: if transformers is too old, or the model has layers other than full and sliding attention.
         """
-        try:
+        with errors_as(
+            ParamError, "Context parallelism of models of Hugging Face needs transformers 4.53 or later"
+        ):
             from transformers import AttentionInterface, AttentionMaskInterface
-        except ImportError as error:
-            raise ParamError(
-                f"Context parallelism of models of Hugging Face needs transformers 4.53 or later: {error}"
-            ) from error
         config = module.config.get_text_config()
         others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if others:

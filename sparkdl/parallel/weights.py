@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
-from sparkdl.foreign_errors import store_error
+from sparkdl.foreign_errors import store_error, store_errors
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
 from sparkdl.parallel.sharding import copies_of_tied, local_ranges
 from sparkdl.torch.buffers import local_part, whole_tensor
@@ -183,11 +183,9 @@ def copy_weights(folder: str, target: str) -> None:
                 os.link(os.path.realpath(f"{source.path}/{name}"), path)
                 continue
         with _opened(source, name, folder) as opened:
-            try:
-                with there.filesystem.open(path, "wb") as file:
-                    shutil.copyfileobj(opened, file, _COPIED_BYTES)
-            except OSError as error:
-                raise store_error(f"The weights cannot be copied to {target}", error) from error
+            what = f"The weights cannot be copied to {target}"
+            with store_errors(what), there.filesystem.open(path, "wb") as file:
+                shutil.copyfileobj(opened, file, _COPIED_BYTES)
 
 
 def check_weights(module: nn.Module, folder: str) -> None:
@@ -529,10 +527,8 @@ def _files_of(location: Location, folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(location: Location, name: str, folder: str) -> Iterator[Any]:
-    try:
+    needed = f"The folder needs {SINGLE}, or several files and {INDEX}."
+    with store_errors(f"{name} in {folder} cannot be read", needed):
         file = location.filesystem.open(f"{location.path}/{name}", "rb")
-    except OSError as error:
-        needed = f"The folder needs {SINGLE}, or several files and {INDEX}."
-        raise store_error(f"{name} in {folder} cannot be read", error, needed) from error
     with file:
         yield file

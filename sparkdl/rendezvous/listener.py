@@ -67,7 +67,7 @@ class AuthenticatedListener(Closing):
         on_connection: called with each proven connection from the listener's thread, which it must not block.
         handshake_timeout_s: seconds that a peer has for its proof.
         max_strangers: maximum number of connections without any proof; when None, a quarter of the descriptors that the
-            process may have, and 2048 at most.
+            process may have, and at most 2048.
 
     Attributes:
         address: address at which the listener can be reached; it has no hosts if ``sockets`` was given.

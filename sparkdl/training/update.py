@@ -210,12 +210,9 @@ def use_float8(module: nn.Module, device: torch.device) -> None:
             f"Param precision is 'float8', which {what} does not support: it takes a GPU of compute capability 8.9, "
             "such as an H100, or a newer one. Use 'bfloat16'."
         )
-    try:
+    what = "Param precision is 'float8', which needs torchao on the executors"
+    with errors_as(ParamError, what, "Run pip install torchao."):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ImportError as error:
-        raise ParamError(
-            f"Param precision is 'float8', which needs torchao on the executors: {error}. Run pip install torchao."
-        ) from error
     # The gradient of a weight is a sum over the rows of a batch, whose number need not be a multiple of 16 either.
     config = Float8LinearConfig(pad_inner_dim=True)
     convert_to_float8_training(

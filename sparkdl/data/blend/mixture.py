@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MAX_SCALE = 1 << 40
-"""Largest common denominator of weights. Weights that need a larger one are rounded, by one sample in 10^12 at most."""
+"""Largest common denominator of weights. Weights that need a larger one are rounded, by at most one sample in 10^12."""
 
 _MAX_TABLE = 1 << 14
-"""Mixtures that repeat after at most so many samples are computed once and then looked up."""
+"""Mixtures that repeat after at most this number of samples are computed once and then looked up."""
 
 _FEW = 16
 """Number of datasets up to which a loop over Python integers is faster than NumPy calls."""

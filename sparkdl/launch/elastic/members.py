@@ -237,7 +237,7 @@ class _Run:
         return [*of_launch, *(self._offers.offer_of if self._own or may_start else ())]
 
     def _is_counted(self, slot: int) -> bool:
-        """Whether losses in a slot are counted: unless another process offers it, which may come and go any number of times.
+        """Whether losses in a slot are counted: not in one that another process offers, which may come and go freely.
 
         Without slots of its own, a launch depends on those that others offer.
         """

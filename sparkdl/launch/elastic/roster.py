@@ -136,7 +136,7 @@ class Roster:
         return {member for member, places in self._arrivals.items() if len(places) == size}
 
     def poll(self, timeout_s: float) -> None:
-        """Take in arrivals and losses, waiting at most that long for one, and begin the next world if it is complete."""
+        """Take in arrivals and losses, waiting at most that long for one; begin the next world if it is complete."""
         while (arrival := self._take(timeout_s)) is not None:
             number, content = arrival
             self._take_in(number, content)

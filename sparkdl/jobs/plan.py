@@ -184,11 +184,6 @@ class JobPlan:
         """Maximal bytes of rows that a rank holds at once; a row group counts twice while it is decoded."""
         return min(2 * self.rows_bytes, READ_AHEAD_BYTES)
 
-    @property
-    def rank_bytes(self) -> int:
-        """Bytes of memory of a rank, as far as they are known before training."""
-        return self.read_ahead_bytes + (self.model.total if self.model else 0)
-
 
 def make_plan(
     params: Any,
@@ -352,9 +347,10 @@ def _host(plan: JobPlan, index: int) -> str:
     host = plan.hosts[index]
     num = len(host.ranks)
     free = "" if host.available_bytes is None else f", {in_bytes(host.available_bytes)} of free memory"
+    needed = num * (plan.read_ahead_bytes + (plan.model.total if plan.model else 0))
     short = ""
-    if host.available_bytes is not None and num * plan.rank_bytes > host.available_bytes:
-        short = f": less than the {in_bytes(num * plan.rank_bytes)} that these need"
+    if host.available_bytes is not None and needed > host.available_bytes:
+        short = f": less than the {in_bytes(needed)} that these need"
     numbers = ", ".join(map(str, host.ranks))
     return (
         f"{host.name}: {num} rank{'s' if num > 1 else ''} ({numbers}) on {host.num_cores} cores, with "

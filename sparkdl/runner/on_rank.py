@@ -21,7 +21,7 @@ from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
 from sparkdl.errors import ParamError, RankLostError, WorldLeftError
 from sparkdl.patches.accelerate import teach_accelerate
-from sparkdl.runner.rank_logging import provide_progress, set_up_logging
+from sparkdl.runner.rank_logging import contexts, set_up_logging
 
 if TYPE_CHECKING:
     from sparkdl.checkpoint.commit_place import CommitPlace
@@ -186,7 +186,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
         see_gpus_of_host(context)
     if context.is_elastic:
         provided.worlds = _worlds_of(context, setup)
-    provide_progress(context)
+    contexts[:] = [context]
     teach_accelerate()
     _enter_world(context, setup)
     if setup.init_torch:

@@ -95,13 +95,8 @@ def level_number(level: int | str | None) -> int | None:
     return names[level.upper()]
 
 
-_contexts: list[RankContext] = []
-"""The context, if this process is a rank; empty otherwise."""
-
-
-def provide_progress(context: RankContext) -> None:
-    """Set the rank for which :func:`progress` reports."""
-    _contexts[:] = [context]
+contexts: list[RankContext] = []
+"""The context of the rank for which :func:`progress` reports, if this process is one; empty otherwise."""
 
 
 def progress(*, done: bool = False) -> None:
@@ -115,5 +110,5 @@ def progress(*, done: bool = False) -> None:
         done: whether this was the last step; the rest of the function may then take as long as no other rank waits for
             this one.
     """
-    for context in _contexts:
+    for context in contexts:
         context.progress(done=done)

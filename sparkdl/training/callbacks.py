@@ -319,9 +319,9 @@ class FitControl:
             self._last = history[-1]
             if not in_epoch:
                 self.agree_to_stop()
-        self._call("on_fit_start")
+        self.call("on_fit_start")
 
-    def _call(self, method: str, **where: Any) -> None:
+    def call(self, method: str, **where: Any) -> None:
         """Call a method of all callbacks, in their order.
 
         Raises:
@@ -347,20 +347,12 @@ class FitControl:
                     f"{type(error).__name__}: {error}"
                 ) from error
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Call the callbacks at the start of an epoch, counted from 1."""
-        self._call("on_epoch_start", epoch=epoch)
-
-    def end_step(self, epoch: int, step: int, loss: Tensor) -> None:
-        """Call the callbacks after a step, counted from 1."""
-        self._call("on_step_end", epoch=epoch, step=step, loss=loss)
-
     def end_epoch(self, record: EpochRecord) -> None:
         """Process the record of an epoch, after its validation; :meth:`agree_to_stop` follows."""
         self._last = record
         if self.best is not None:
             self.best.offer(record)
-        self._call("on_epoch_end", epoch=record.epoch, record=record)
+        self.call("on_epoch_end", epoch=record.epoch, record=record)
         if self._stopping is not None:
             self._stopping.observe(record)
 
@@ -382,7 +374,7 @@ class FitControl:
         assert self._last is not None, "a fit has an epoch"
         best = None if self.best is None else self.best.restore()
         epoch = self._last.epoch if best is None else best
-        self._call("on_fit_end", epoch=self._last.epoch, record=self._last, model_epoch=epoch)
+        self.call("on_fit_end", epoch=self._last.epoch, record=self._last, model_epoch=epoch)
         return epoch
 
     def state_dict(self) -> dict[str, Any]:

@@ -362,7 +362,7 @@ class Trainer:
             epoch, self.device, self.communicator, EpochMetrics(self.spec.metrics, self.device)
         )
         self.checkpoints.begin_epoch(epoch, meter)
-        self.control.begin_epoch(epoch)
+        self.control.call("on_epoch_start", epoch=epoch)
         self._run_steps(epoch, meter)
         rank, where = self.communicator.rank, f"epoch {epoch}"
         with ErrorContext("the end of the training", rank=rank, where=where):
@@ -414,7 +414,7 @@ class Trainer:
             meter.add(result.loss_mean, result.weight, result.rows)
             # Whether all ranks have the same weights, between two updates.
             are_equal = self.plan.is_last_of_update(step) and self._update(epoch, step, meter)
-        self.control.end_step(epoch, step, result.loss_mean)
+        self.control.call("on_step_end", epoch=epoch, step=step, loss=result.loss_mean)
         if self.replicas is not None and not self.replicas.were_equal_at and are_equal:
             self._compare_replicas(text)
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)

@@ -42,7 +42,18 @@ _RANK_HEADER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationReport:
+class _OfProcessSet:
+    process_set: str
+    ranks: tuple[int, ...]
+
+    @property
+    def key(self) -> CommunicatorKey:
+        """Key of the process set."""
+        return CommunicatorKey(self.process_set, self.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationReport(_OfProcessSet):
     """The operations of one kind on one process set, as measured by one rank.
 
     Of the operations of up to 64 KiB that run on the caller's thread and inside a host, one in sixteen is timed and
@@ -63,8 +74,6 @@ class OperationReport:
             messages at once is counted for one of them.
     """
 
-    process_set: str
-    ranks: tuple[int, ...]
     operation: str
     count: int
     num_failed: int
@@ -73,11 +82,6 @@ class OperationReport:
     waiting_s: float
     queued_s: float
     exposed_s: float
-
-    @property
-    def key(self) -> CommunicatorKey:
-        """Key of the process set."""
-        return CommunicatorKey(self.process_set, self.ranks)
 
     @property
     def world_size(self) -> int:
@@ -124,7 +128,7 @@ class OperationReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LateRank:
+class LateRank(_OfProcessSet):
     """A rank that joined operations last.
 
     Attributes:
@@ -135,16 +139,9 @@ class LateRank:
         waited_s: seconds that the reporting rank waited for it; in a :class:`WorldReport`, the average of the others.
     """
 
-    process_set: str
-    ranks: tuple[int, ...]
     rank: int
     count: int
     waited_s: float
-
-    @property
-    def key(self) -> CommunicatorKey:
-        """Key of the process set."""
-        return CommunicatorKey(self.process_set, self.ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

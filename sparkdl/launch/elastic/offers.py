@@ -48,7 +48,7 @@ PREFIX = "members"
 """The part of the rendezvous in which members, offers and driver meet."""
 
 CONNECT_TIMEOUT_S = 60.0
-_OFFERS = "offers"
+_OFFERS, _ANSWERS, _STARTS = "offers", "answers of offers", "starts"
 _POLL_S = 0.25
 LEAVE_TIMEOUT_S = 60.0
 """How long ranks that are to leave may take to finish their step; those of a program without a state never do."""
@@ -134,14 +134,6 @@ class _Message:
         return cls(**json.loads(text))
 
 
-def _answer_key(offer: int) -> str:
-    return f"answers of offers/{offer}"
-
-
-def _starts(offer: int) -> str:
-    return f"starts/{offer}"
-
-
 class OfferedSlots:
     """The slots that other processes offer to a launch.
 
@@ -190,7 +182,7 @@ class OfferedSlots:
         self._stages[spec.member] = offer, stage
         # Connections are not encrypted: the other end has the secret, and needs nothing of the driver's environment.
         public = replace(spec, environment=(), secret=b"")
-        self._rendezvous.post(_starts(offer), pickle.dumps((slot, public)))
+        self._rendezvous.post(f"{_STARTS}/{offer}", pickle.dumps((slot, public)))
         return stage
 
     def discard(self, slot: int) -> None:
@@ -200,11 +192,11 @@ class OfferedSlots:
     def end(self) -> None:
         """Tell all offering processes that the run is over."""
         for offer in set(self.offer_of.values()):
-            self._rendezvous.post(_starts(offer), b"")
+            self._rendezvous.post(f"{_STARTS}/{offer}", b"")
 
     def _take(self, number: int, message: _Message) -> None:
         conflicts = version_conflicts(self._versions, message.versions)
-        self._rendezvous.set(_answer_key(number), "; ".join(conflicts).encode())
+        self._rendezvous.set(f"{_ANSWERS}/{number}", "; ".join(conflicts).encode())
         if not conflicts:
             self._offers[number] = message
             for slot, _ in zip(self._slots, range(message.num_slots), strict=False):
@@ -333,11 +325,11 @@ class SlotOffer:
         )
         offer = rendezvous.post(_OFFERS, message.to_json())
         rendezvous.post_if_lost(_OFFERS, _Message(kind="gone", offer=offer).to_json())
-        if refusal := rendezvous.get(_answer_key(offer), CONNECT_TIMEOUT_S).decode():
+        if refusal := rendezvous.get(f"{_ANSWERS}/{offer}", CONNECT_TIMEOUT_S).decode():
             raise LaunchError(f"The run and this machine do not match: {refusal}. Install the same versions.")
         leave_by: Deadline | None = None
         for number in count(1):
-            while (start := _take_start(rendezvous, f"{_starts(offer)}/{number}")) is None:
+            while (start := _take_start(rendezvous, f"{_STARTS}/{offer}/{number}")) is None:
                 self._report_ended(rendezvous)
                 if self._is_leaving and leave_by is None:
                     rendezvous.post(_OFFERS, _Message(kind="leaving", offer=offer).to_json())

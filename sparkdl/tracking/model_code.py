@@ -43,22 +43,18 @@ _NATIVE = "sparkdl/_native.py"
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files in the wheel, the earliest that zip allows: the same modules give the same bytes."""
 
-_code: ContextVar[tuple[str, ...]] = ContextVar("code of logged models", default=())
+code_of_models: ContextVar[tuple[str, ...]] = ContextVar("code of logged models", default=())
+"""Files and folders of code that the enclosing :func:`models_with_code` has set."""
 
 
 @contextmanager
 def models_with_code(paths: Sequence[Path]) -> Iterator[None]:
     """Log files and folders of code with the models of all fits in the block, on this thread."""
-    token = _code.set(tuple(map(str, paths)))
+    token = code_of_models.set(tuple(map(str, paths)))
     try:
         yield
     finally:
-        _code.reset(token)
-
-
-def current_code() -> list[str]:
-    """Return the files and folders of code that the enclosing :func:`models_with_code` has set."""
-    return list(_code.get())
+        code_of_models.reset(token)
 
 
 def write_code(folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ from sparkdl.errors import ParamError
 from sparkdl.tracking.kept_runs import KeptRun, keep_run
 from sparkdl.tracking.logged_model import Registration
 from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
-from sparkdl.tracking.model_code import current_code
+from sparkdl.tracking.model_code import code_of_models
 from sparkdl.tracking.sender import (
     FINAL_REFUSALS,
     MAX_METRICS_PER_MESSAGE,
@@ -165,7 +165,7 @@ class FitRun:
         options = FlavorOptions(
             has_signature=self.switches.log_model_signatures,
             has_input_example=self.switches.log_input_examples,
-            code_paths=current_code() or None,
+            code_paths=list(code_of_models.get()) or None,
         )
         if registration is None and self.switches.registered_model_name is not None:
             registration = Registration(name=self.switches.registered_model_name)

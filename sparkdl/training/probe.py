@@ -39,6 +39,7 @@ from torch.overrides import TorchFunctionMode
 
 from sparkdl.data.dataset.dataset import listed
 from sparkdl.errors import DataError, ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.heads import Head, outputs_of_rows
 from sparkdl.model.independent_rows import check_rows_are_independent, layers_over_rows
 from sparkdl.model.inputs import (
@@ -245,15 +246,12 @@ def try_optimizer(optimizer: Optimizer, left_out: Collection[nn.Parameter] = ())
     """
     others = {id(parameter) for parameter in left_out}
     groups = [list(group["params"]) for group in optimizer.param_groups]
+    what = f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone"
     try:
-        for group, params in zip(optimizer.param_groups, groups, strict=True):
-            group["params"] = [parameter for parameter in params if id(parameter) not in others]
-        optimizer.step()
-    except Exception as error:
-        raise ParamError(
-            f"Param optimizer makes {type(optimizer).__name__}, which cannot step by gradients alone: "
-            f"{type(error).__name__}: {error}. Choose one that can, such as SGD or Adam."
-        ) from error
+        with errors_as(ParamError, what, "Choose one that can, such as SGD or Adam."):
+            for group, params in zip(optimizer.param_groups, groups, strict=True):
+                group["params"] = [parameter for parameter in params if id(parameter) not in others]
+            optimizer.step()
     finally:
         for group, params in zip(optimizer.param_groups, groups, strict=True):
             group["params"] = params

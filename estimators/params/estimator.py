@@ -317,10 +317,10 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             ),
         ):
             if contradicts:
-                values = [self.getOrDefault(self.getParam(param)) for param in (name, other)]
-                first, second = (f" to {value!r}" if isinstance(value, str) else "" for value in values)
+                value = self.getOrDefault(self.getParam(name))
+                shown = f" to {value!r}" if isinstance(value, str) else ""
                 raise ParamError(
-                    f"Param {name} is set{first}, and so is {other}{second}: {why}. Leave one of them out."
+                    f"Param {name} is set{shown}, and so is {other}: {why}. Leave one of them out."
                 ).about(name, other)
         if is_by_speed and self.getBatchSize() == 1:
             raise ParamError(

@@ -209,7 +209,7 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(libraries, d
     assert backbone.layers[0].in_channels == 3
     assert isinstance(backbone.classifier[1], nn.Linear)
     for changes in ({"stageWidths": [4]}, {"dropout": 0.5}):
-        with pytest.raises(ParamError, match="is one of the residual network"):
+        with pytest.raises(ParamError, match="the network of Param backbone, .* brings its own"):
             estimator.copy().setParams(**changes).check_values()
     with pytest.raises(DataError, match="takes 3 channels, and the images in column 'spectrum' have 7"):
         learn(estimator.copy().setFeaturesCol("spectrum"), dataset)

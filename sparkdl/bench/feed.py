@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
 from sparkdl.bench.contest import Case, Contest, Measurements, announce, hold
 from sparkdl.bench.libraries import missing_contenders, names_of
@@ -25,7 +27,10 @@ LIBRARIES = {
     "sparkdl": "feed",
     "petastorm": "feed of petastorm",
     "arrow": "feed of arrow",
+    "read_table": "feed of read_table",
     "torch": "feed of torch",
+    "datasets": "feed of datasets",
+    "streaming": "feed of streaming",
 }
 """Library that the process of each contender opens, by contender."""
 
@@ -36,6 +41,8 @@ CASES = {
     "28 floats shuffled": ("28 floats", SHUFFLE_ROWS, False),
     "784 floats": ("list of 784 floats", 0, False),
     "784 floats shuffled": ("list of 784 floats", SHUFFLE_ROWS, False),
+    "images": ("images", 0, False),
+    "tokens": ("tokens", 0, False),
     "training": ("digits", 0, True),
 }
 """Cases by name: the table, the rows of the shuffle buffer, and whether a model is trained on every batch."""
@@ -47,9 +54,13 @@ _LEGEND = (
     f"Batches of {BATCH_SIZE} rows as tensors, {NUM_THREADS} reader threads, {NUM_THREADS} in Arrow's pool.\n"
     "petastorm: its BatchedDataLoader "
     "over make_batch_reader. arrow: a loop over read_row_group that fills a matrix and cuts it; it does not shuffle.\n"
-    "torch: DataLoader over rows that lie in memory before the time counts. 784 floats: a list in one column, and a\n"
-    "label. training: the demo's network on lists of 64 floats. memory: the peak above what the process took before\n"
-    "it read. waiting: the share of the time in which no batch was there. sparkdl is 0.50x: it takes half as long."
+    "read_table: decodes all files at once without making batches, the limit for the others. torch: DataLoader over\n"
+    "rows that lie in memory before the time counts. datasets: Hugging Face's Dataset over mapped Arrow files.\n"
+    f"streaming: Mosaic's StreamingDataset in a DataLoader of {NUM_THREADS} processes. Their files are made before\n"
+    "the time counts. 784 floats, images (3,072 bytes), tokens (1,024 of int32): a list in one column, and a label.\n"
+    "training: the demo's network on lists of 64 floats. cpu: processor time of a pass. memory: the peak above\n"
+    "what the process took before it read; both leave out worker processes. waiting: the share of the time in which\n"
+    "no batch was there. sparkdl is 0.50x: it takes half as long."
 )
 
 
@@ -93,7 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
                 benchmark="feed",
                 world_size=1,
                 libraries={
-                    name: library for name, library in present.items() if not (shuffles and name == "arrow")
+                    name: library
+                    for name, library in present.items()
+                    if takes_part(name, shuffles=shuffles, trains=case.settings["trains"])
                 },
                 cases=[case],
                 seconds=arguments.seconds,
@@ -104,6 +117,13 @@ def run(arguments: argparse.Namespace) -> int:
     rows = make_rows(cases, measured)
     show("feed", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
     return 0
+
+
+def takes_part(contender: str, *, shuffles: bool, trains: bool) -> bool:
+    """Return whether a contender measures a case: loops over Arrow do not shuffle, and a table has no batches."""
+    if contender == "read_table":
+        return not shuffles and not trains
+    return not (shuffles and contender == "arrow")
 
 
 def make_cases(folder: Path, scale: float, names: Sequence[str]) -> list[Case]:
@@ -128,7 +148,8 @@ def make_rows(
     """Return one row per case and contender.
 
     ``peak_bytes`` is the peak memory above what the process took before it read. ``bound_bytes`` is the memory that
-    sparkdl was allowed. ``data_wait_share`` is the median share of a pass that was spent waiting for batches.
+    sparkdl was allowed. ``cpu_s`` is the median processor time of a pass, and ``data_wait_share`` the median share of
+    a pass that was spent waiting for batches.
     """
     rows = []
     for case in cases:
@@ -137,7 +158,8 @@ def make_rows(
             results = [result for turn in measure.results for result in turn]
             waits = [wait for result in results for wait in result["waited_s"]]
             settings = case.settings
-            row_bytes = 4 * (settings["num_floats"] or settings["list_length"] + 2)
+            value_bytes, width = np.dtype(settings["dtype"]).itemsize, settings["list_length"]
+            row_bytes = 4 * settings["num_floats"] or value_bytes * width + 8  # the label is an int64
             common = row_of(case.name, contender, times)
             rows.append(
                 {
@@ -148,6 +170,7 @@ def make_rows(
                     "bound_bytes": READ_AHEAD_BYTES + settings["shuffle_rows"] * row_bytes
                     if contender == "sparkdl"
                     else None,
+                    "cpu_s": statistics.median(cpu for result in results for cpu in result["cpu_s"]),
                     "data_wait_share": statistics.median(
                         wait / duration for wait, duration in zip(waits, measure.times, strict=True)
                     ),
@@ -158,7 +181,7 @@ def make_rows(
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
-    header = ("case", "contender", "median", "p90", "rows/s", "memory", "waiting", "sparkdl is")
+    header = ("case", "contender", "median", "p90", "rows/s", "cpu", "memory", "waiting", "sparkdl is")
     table = [
         (
             row["case"],
@@ -166,6 +189,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
             format_time(row["median_s"]),
             format_time(row["p90_s"]),
             f"{row['rows_per_s']:,.0f}",
+            format_time(row["cpu_s"]),
             f"{row['peak_bytes'] / 2**20:,.0f} MiB",
             f"{row['data_wait_share']:.1%}",
             f"{row['ratio'].get('sparkdl', 1.0):.2f}x",

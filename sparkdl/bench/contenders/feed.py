@@ -1,8 +1,9 @@
 """The contenders of ``sparkdl bench feed``, and the Parquet files that they read.
 
-The readers return the batches of one pass over the files as tensors: floats of the shape ``(rows, width)`` and, if the
-table has labels, the labels. The contenders that read ahead, sparkdl and Petastorm, use two reader threads. All
-contenders but torch decode columns in the thread pool of Arrow, which has two threads in each process.
+The readers return the batches of one pass over the files as tensors: numbers of the shape ``(rows, width)`` and, if
+the table has labels, the labels. The contenders that read ahead, sparkdl and Petastorm, use two reader threads, and
+Streaming two worker processes. Those that read Parquet decode columns in the thread pool of Arrow, which has two
+threads in each process. ``read_table`` is the limit for the others: it decodes the files at once, and returns a table.
 
 The files are written in the process that calls the benchmark. A trial runs in the process of the contender: it times
 one pass over the files, or the training of the demo's network on them.
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,8 +26,9 @@ import numpy as np
 from sparkdl.bench.contenders.sessions import Trial
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
-    from torch import Tensor
+    from torch.utils.data import DataLoader
 
 
 BATCH_SIZE = 256
@@ -37,7 +40,9 @@ Case: TypeAlias = Mapping[str, Any]
 """Settings that :func:`sparkdl.bench.contenders.feed.write_table` returned, and ``shuffle_rows``: rows of the shuffle
 buffer, or 0."""
 
-Batches: TypeAlias = "Iterator[tuple[Tensor, ...]]"
+Batches: TypeAlias = "Iterator[tuple[Any, ...]]"
+"""Batches of tensors, or one table of Arrow."""
+
 Contender: TypeAlias = Callable[[], Batches]
 
 
@@ -132,32 +137,106 @@ def torch_loader(case: Case) -> Contender:
     return read
 
 
+def whole_table(case: Case) -> Contender:
+    """The decoding of all files at once by pyarrow, without batches."""
+    import pyarrow.parquet as pq
+
+    def read() -> Batches:
+        yield (pq.read_table(case["folder"]),)
+
+    return read
+
+
+def datasets_loop(case: Case) -> Contender:
+    """A loop over a ``Dataset`` of Hugging Face, which maps Arrow files that it made from the Parquet files beforehand.
+
+    It yields Arrow tables, its fastest format. A shuffled dataset reads the rows in an order drawn over all of them.
+    """
+    import torch
+    from datasets import Dataset, disable_progress_bars
+
+    disable_progress_bars()
+    files = [str(path) for path in _files(case)]
+    dataset = Dataset.from_parquet(files, cache_dir=f"{case['folder']}-datasets").with_format("arrow")
+    seeds = iter(range(1 << 30))
+
+    def read() -> Batches:
+        rows = dataset.shuffle(seed=next(seeds), keep_in_memory=True) if case["shuffle_rows"] else dataset
+        for table in rows.iter(BATCH_SIZE):
+            yield tuple(torch.from_numpy(array) for array in _arrays(table, case))
+
+    return read
+
+
+def streaming_loader(case: Case) -> Contender:
+    """Mosaic's ``StreamingDataset`` in a DataLoader of two worker processes, on shards that were written beforehand."""
+    loader = _streaming_loader(
+        case["folder"], case["dtype"], case["num_floats"], case["list_length"], bool(case["shuffle_rows"])
+    )
+
+    def read() -> Batches:
+        for batch in loader:
+            yield (batch["x"], batch["label"]) if "label" in batch else (batch["x"],)
+
+    return read
+
+
+@cache  # the workers stay from turn to turn
+def _streaming_loader(
+    folder: str, dtype: str, num_floats: int, list_length: int, shuffles: bool
+) -> DataLoader[Any]:
+    from streaming import MDSWriter, StreamingDataset
+    from torch.utils.data import DataLoader
+
+    local = f"{folder}-streaming"
+    if not Path(local).exists():
+        columns = {"x": f"ndarray:{dtype}:{num_floats or list_length}"}
+        if list_length:
+            columns["label"] = "int64"
+        case = {"folder": folder, "num_floats": num_floats, "list_length": list_length}
+        with MDSWriter(out=local, columns=columns) as writer:
+            for arrays in _row_groups(case):
+                for row in zip(*arrays, strict=True):
+                    writer.write(dict(zip(columns, row, strict=True)))
+    dataset = StreamingDataset(local=local, shuffle=shuffles, batch_size=BATCH_SIZE, num_canonical_nodes=1)
+    return DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=NUM_THREADS, persistent_workers=True)
+
+
 CONTENDERS: dict[str, Callable[[Case], Contender]] = {
     "sparkdl": sparkdl_feed,
     "petastorm": petastorm_loader,
     "arrow": arrow_loop,
+    "read_table": whole_table,
     "torch": torch_loader,
+    "datasets": datasets_loop,
+    "streaming": streaming_loader,
 }
+
+
+def _files(case: Case) -> list[Path]:
+    return sorted(Path(case["folder"]).glob("*.parquet"))
 
 
 def _row_groups(case: Case) -> Iterator[tuple[np.ndarray[Any, Any], ...]]:
     import pyarrow.parquet as pq
 
-    names = float_names(case)
-    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-    for path in sorted(Path(case["folder"]).glob("*.parquet")):
+    for path in _files(case):
         with pq.ParquetFile(path) as file:
             for index in range(file.num_row_groups):
-                table = file.read_row_group(index)
-                if names:
-                    matrix = np.empty((table.num_rows, len(names)), np.float32)
-                    for column, name in enumerate(names):
-                        matrix[:, column] = table.column(name).to_numpy()
-                    yield (matrix,)
-                else:
-                    lists = table.column("x").combine_chunks()
-                    values = lists.flatten().to_numpy().reshape(-1, case["list_length"])
-                    yield values, table.column("label").to_numpy()
+                yield _arrays(file.read_row_group(index), case)
+
+
+def _arrays(table: pa.Table, case: Case) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return the rows of a table as a matrix of its columns, or as the lists and the labels."""
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+    names = float_names(case)
+    if names:
+        matrix = np.empty((table.num_rows, len(names)), np.float32)
+        for column, name in enumerate(names):
+            matrix[:, column] = table.column(name).to_numpy()
+        return (matrix,)
+    values = table.column("x").combine_chunks().flatten().to_numpy().reshape(-1, case["list_length"])
+    return values, table.column("label").to_numpy()
 
 
 NUM_FILES = 4
@@ -170,24 +249,34 @@ class RandomTable:
     Attributes:
         num_rows: total number of rows of all files.
         num_floats: number of columns of one float each; 0 for one column of lists.
-        list_length: number of floats in the list of each row, which also has a label from 0 to 9.
+        list_length: number of values in the list of each row, which also has a label from 0 to 9.
+        dtype: type of the values in lists.
+        below: for lists of integers, the upper bound of the values; floats are below 1.
         rows_per_group: number of rows per row group.
     """
 
     num_rows: int
     num_floats: int = 0
     list_length: int = 0
+    dtype: str = "float32"
+    below: int = 1
     rows_per_group: int
 
     @property
     def width(self) -> int:
-        """Number of floats per row."""
+        """Number of values per row."""
         return self.num_floats or self.list_length
 
 
 TABLES = {
     "28 floats": RandomTable(num_rows=1_000_000, num_floats=28, rows_per_group=62_500),
     "list of 784 floats": RandomTable(num_rows=100_000, list_length=784, rows_per_group=5_000),
+    "images": RandomTable(
+        num_rows=50_000, list_length=3 * 32 * 32, dtype="uint8", below=256, rows_per_group=2_500
+    ),
+    "tokens": RandomTable(
+        num_rows=50_000, list_length=1_024, dtype="int32", below=32_000, rows_per_group=2_500
+    ),
     "digits": RandomTable(num_rows=5_120, list_length=64, rows_per_group=1_280),
 }
 """The tables, by name."""
@@ -204,7 +293,12 @@ def write_table(folder: Path, table: RandomTable, scale: float) -> dict[str, Any
     rows_per_group = max(1, round(table.rows_per_group * scale))
     total = 0.0
     for number in range(NUM_FILES):
-        values = random.random((rows_of_file, table.width), dtype=np.float32)
+        shape = (rows_of_file, table.width)
+        values: np.ndarray[Any, Any] = (
+            random.random(shape, dtype=np.float32)
+            if table.dtype == "float32"
+            else random.integers(0, table.below, shape, dtype=table.dtype)
+        )
         total += float(values.sum(dtype=np.float64))
         columns: Mapping[str, Any]
         if table.num_floats:
@@ -221,6 +315,7 @@ def write_table(folder: Path, table: RandomTable, scale: float) -> dict[str, Any
         "num_rows": rows_of_file * NUM_FILES,
         "num_floats": table.num_floats,
         "list_length": table.list_length,
+        "dtype": table.dtype,
         "sum": total,
     }
 
@@ -246,7 +341,7 @@ class FeedTrial(Trial):
 
         torch.set_num_threads(NUM_THREADS)
         pa.set_cpu_count(NUM_THREADS)
-        _import_readers()
+        _import_readers(contender)
         self._case = case
         self._train = _make_training() if case["trains"] else None
         self._start_bytes = _start_bytes.setdefault(contender, _memory("VmRSS"))  # before anything is read
@@ -258,22 +353,25 @@ class FeedTrial(Trial):
         self.num_warm_ups = 1 if self._is_first else 0
         self._num_rows = 0
         self._waited_s: list[float] = []
+        self._cpu_s: list[float] = []
         self._sum: float | None = None
 
     def run(self, operations: int) -> None:
         """Run this number of passes; the first pass sums the values that it reads, and its time does not count."""
         self._num_rows, waited_s = 0, 0.0
+        cpu_started = time.process_time()
         for _ in range(operations):
             started = time.perf_counter()
             for batch in self._read():
                 waited_s += time.perf_counter() - started
                 self._num_rows += len(batch[0])
                 if self._is_first:
-                    self._sum = (self._sum or 0.0) + float(batch[0].double().sum())
+                    self._sum = (self._sum or 0.0) + _sum_of(batch[0])
                 if self._train is not None:
                     self._train(batch[0], batch[1])
                 started = time.perf_counter()
         self._waited_s.append(waited_s / operations)
+        self._cpu_s.append((time.process_time() - cpu_started) / operations)
 
     def check(self) -> None:
         """Raise an ``AssertionError`` if not every row was read once."""
@@ -289,20 +387,41 @@ class FeedTrial(Trial):
             _verified.add(self._reading)
 
     def result(self) -> dict[str, Any]:
-        """Return the peak memory above that before the first read, and the seconds spent waiting for batches."""
+        """Return the peak memory above that before the first read, and the seconds of every pass.
+
+        ``waited_s`` are those spent waiting for batches, and ``cpu_s`` those of the processor, in all threads.
+        """
         return {
             "peak_bytes": max(0, _memory("VmHWM") - self._start_bytes),
             "waited_s": self._waited_s[self.num_warm_ups :],
+            "cpu_s": self._cpu_s[self.num_warm_ups :],
         }
 
 
-def _import_readers() -> None:
-    """Import the libraries of all contenders in every process, so that they do not count as memory of reading."""
+def _sum_of(values: Any) -> float:
+    """Return the sum of the values of a tensor, or of a table in its columns but the labels."""
+    if not hasattr(values, "column_names"):
+        return float(values.double().sum())
+    arrays = (
+        chunk.flatten() if name == "x" else chunk
+        for name in values.column_names
+        if name != "label"
+        for chunk in values.column(name).chunks
+    )
+    return float(sum(array.to_numpy().sum(dtype=np.float64) for array in arrays))
+
+
+def _import_readers(contender: str) -> None:
+    """Import the libraries of the contenders, so that they do not count as memory of reading.
+
+    Those of sparkdl and Petastorm are imported in every process, and the large other ones where they are used.
+    """
     import_module("sparkdl.loaders.feed_dataset")
     for name in (
         "sparkdl.data.feed.epoch_reader",
         "sparkdl.data.petastorm.transform",
         "petastorm.pytorch",
+        *{"datasets": ("datasets",), "streaming": ("streaming",)}.get(contender, ()),
     ):
         with suppress(ModuleNotFoundError):
             import_module(name)

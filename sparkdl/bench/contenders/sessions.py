@@ -159,5 +159,8 @@ _OPENERS = {
     "feed": _open_nothing,
     "feed of petastorm": _open_nothing,
     "feed of arrow": _open_nothing,
+    "feed of read_table": _open_nothing,
     "feed of torch": _open_nothing,
+    "feed of datasets": _open_nothing,
+    "feed of streaming": _open_nothing,
 }

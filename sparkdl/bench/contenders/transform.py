@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 from pyspark.ml.functions import predict_batch_udf
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType
+from pyspark.sql.types import DoubleType, StructField, StructType
 from torch import Tensor, nn
 
 from sparkdl.data import Column
@@ -123,6 +124,47 @@ def _predict_batch(
     return lambda frame: frame.withColumn("prediction", predict_udf(features()))
 
 
+def _map_in_arrow(
+    module: nn.Module, batch_size: int, features: Callable[[pa.RecordBatch], npt.NDArray[Any]]
+) -> Contender:
+    """Return a contender that hands Arrow batches back by ``mapInArrow``, with the module's outputs as one more column.
+
+    It is the limit for the others: rows pass to Python and back, and nothing is checked.
+    """
+
+    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        torch.set_num_threads(1)
+        for batch in batches:
+            rows = torch.from_numpy(features(batch))
+            with torch.inference_mode():
+                outputs = torch.cat([module(part) for part in rows.split(batch_size)])
+            column = pa.array(outputs.reshape(-1).double().numpy())
+            yield pa.RecordBatch.from_arrays(
+                [*batch.columns, column], names=[*batch.schema.names, "prediction"]
+            )
+
+    def transform(frame: DataFrame) -> DataFrame:
+        schema = StructType([*frame.schema.fields, StructField("prediction", DoubleType())])
+        return frame.mapInArrow(score, schema)
+
+    return transform
+
+
+def _matrix_of_columns(batch: pa.RecordBatch) -> npt.NDArray[Any]:
+    return np.stack(
+        [batch.column(name).to_numpy() for name in NAMES], axis=1, dtype=np.float32, casting="same_kind"
+    )
+
+
+def _matrix_of_arrays(batch: pa.RecordBatch) -> npt.NDArray[Any]:
+    numbers: npt.NDArray[Any] = batch.column("features").flatten().to_numpy()
+    return numbers.reshape(-1, len(NAMES)).astype(np.float32)
+
+
+def _pixels(batch: pa.RecordBatch) -> npt.NDArray[Any]:
+    return decode(batch.column("image").to_numpy(zero_copy_only=False)).copy()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A table, its usual number of rows, and the contenders that score it."""
@@ -140,6 +182,7 @@ def _of_columns() -> dict[str, Contender]:
         "sparkdl": _torch_model(make_mlp(), columns, BATCH_SIZE_OF_TABLES, given_by="matrix"),
         "predict_batch_udf of an array": as_array,
         "predict_batch_udf of a struct": as_struct,
+        "mapInArrow": _map_in_arrow(make_mlp(), BATCH_SIZE_OF_TABLES, _matrix_of_columns),
     }
 
 
@@ -148,6 +191,7 @@ def _of_arrays() -> dict[str, Contender]:
     return {
         "sparkdl": _torch_model(make_mlp(), [column], BATCH_SIZE_OF_TABLES),
         "predict_batch_udf": _predict_batch(make_mlp(), [28], BATCH_SIZE_OF_SPARK, lambda: F.col("features")),
+        "mapInArrow": _map_in_arrow(make_mlp(), BATCH_SIZE_OF_TABLES, _matrix_of_arrays),
     }
 
 
@@ -156,6 +200,7 @@ def _of_images() -> dict[str, Contender]:
     return {
         "sparkdl": _torch_model(make_cnn(), [column], BATCH_SIZE_OF_IMAGES, prepare=decode_column),
         "predict_batch_udf": _predict_batch(make_cnn(), None, BATCH_SIZE_OF_IMAGES, lambda: F.col("image")),
+        "mapInArrow": _map_in_arrow(make_cnn(), BATCH_SIZE_OF_IMAGES, _pixels),
     }
 
 

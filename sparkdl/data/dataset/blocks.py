@@ -64,7 +64,6 @@ class BlockLayout:
                 scalars.setdefault(column.dtype, []).append(name)
         shared = [names for names in scalars.values() if len(names) > 1]
         packed = {name for names in shared for name in names}
-        self._names = tuple(fields)
         self._groups = [
             *(_Group(tuple(singles[name] for name in names), tuple(names)) for names in shared),
             *(
@@ -74,6 +73,13 @@ class BlockLayout:
             ),
             *(_Group(group, name) for name, group in matrices.items()),
         ]
+        places: dict[str, tuple[int, int | None]] = {}
+        for index, group in enumerate(self._groups):
+            if isinstance(group.names, str):
+                places[group.names] = index, None
+            else:
+                places.update((name, (index, number)) for number, name in enumerate(group.names))
+        self._places = [(name, *places[name]) for name in fields]
         self.columns = tuple(
             {column.name: column for group in self._groups for column in group.columns}.values()
         )
@@ -94,13 +100,10 @@ class BlockLayout:
 
     def unpack(self, block: Block) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of a block by name as views, each of shape ``(num_rows, *column.shape)``."""
-        columns: dict[str, npt.NDArray[Any]] = {}
-        for group, array in zip(self._groups, block, strict=True):
-            if isinstance(group.names, str):
-                columns[group.names] = array
-            else:
-                columns.update((name, array[:, index]) for index, name in enumerate(group.names))
-        return {name: columns[name] for name in self._names}
+        return {
+            name: block[group] if column is None else block[group][:, column]
+            for name, group, column in self._places
+        }
 
     def allocate(self, num_rows: int) -> Block:
         """Return a block of uninitialized rows."""

@@ -10,7 +10,6 @@ can therefore be replayed without the rows, which is how an epoch is resumed in 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,17 +104,20 @@ class _RowQueue:
 
     def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
-        self._waiting: deque[Block] = deque()
+        self._block: Block | None = None
+        self._start = 0
 
     def take_up_to(self, rows: int) -> Block | None:
         """Return the next rows, at most ``rows``, as views of one block, or None at the end."""
-        block = self._waiting.popleft() if self._waiting else next(self._blocks, None)
+        block, start = self._block, self._start
         if block is None:
-            return None
-        if num_rows(block) > rows:
-            self._waiting.appendleft(slice_rows(block, rows, num_rows(block)))
-            block = slice_rows(block, 0, rows)
-        return block
+            block, start = next(self._blocks, None), 0
+            if block is None:
+                return None
+        end = num_rows(block)
+        stop = min(start + rows, end)
+        self._block, self._start = (block, stop) if stop < end else (None, 0)
+        return block if stop - start == end else slice_rows(block, start, stop)
 
     def take(self, rows: int) -> Block | None:
         """Return the next ``rows`` rows, fewer at the end, or None when there are no more."""

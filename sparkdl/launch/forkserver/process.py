@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -34,7 +35,7 @@ _POLL_MS = 100
 
 
 def main() -> int:
-    """Serve until no worker is left; in a forked rank, run the rank. Returns the exit status."""
+    """Serve until no worker is left, and return the exit status; in a forked rank, run the rank and exit."""
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=True)  # for a worker that waits too long for its rank
     first, listener = (None if number == "-" else _inherited_socket(int(number)) for number in sys.argv[1:3])
@@ -43,7 +44,9 @@ def main() -> int:
     with _exiting_with(clients):
         import_all(sys.argv[3:])
     fds = _serve(clients)
-    return 0 if fds is None else process.main(*fds)
+    if fds is not None:
+        process.exit_rank(process.main(*fds))
+    return 0
 
 
 def _inherited_socket(number: int) -> socket.socket:
@@ -80,6 +83,10 @@ def import_all(modules: Sequence[str]) -> None:
     for module in modules:
         with suppress(Exception):
             importlib.import_module(module)
+    if "numpy" in sys.modules:
+        importlib.import_module(
+            "numpy.random"
+        )  # numpy itself imports it at first use, which takes a rank 20 ms
     gc.freeze()
     gc.enable()
 
@@ -173,6 +180,9 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]
         name.write(request["name"])
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python seeds its own generator after a fork
+    # The forkserver finalizes its own objects, such as torch's registrations of operators, which takes 35 ms.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
     return task, stacks
 
 

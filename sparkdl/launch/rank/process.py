@@ -8,16 +8,21 @@ and world size, follows when the barrier tasks have met.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import io
+import os
 import re
 import resource
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
@@ -57,13 +62,36 @@ def main(task_fd: int, stacks_fd: int) -> int:
         _ChunkWriter(task, "error").write(pack_error(error))
         task.send({"kind": "failure", "failure": _describe(error)})
         return 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # The collections at the end of the process would visit all objects of all libraries, for half a second with
-        # torch, to free memory that is freed with the process.
-        gc.freeze()
     return 0
+
+
+def exit_rank(status: int) -> NoReturn:
+    """End this process with its threads joined, its exit handlers called and its files flushed.
+
+    Freeing the objects of all modules and the statics of torch's libraries, as at the end of an interpreter, takes
+    0.25 s of a core and copies 120 MB that the rank shares with its forkserver, to free memory that is freed anyway.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends a fork
+    atexit._run_exitfuncs()
+    if "mpi4py.MPI" in sys.modules:
+        gc.freeze()
+        sys.exit(status)  # it finalizes MPI at the very end of the interpreter
+    imported = [file for reference in _files_of_imports if (file := reference()) is not None]
+    files: list[Any] = [sys.stdout, sys.stderr, *imported, *_open_files()]
+    for file in files:
+        with contextlib.suppress(Exception):  # closed, or its disk is full
+            file.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(status)
+
+
+_files_of_imports: list[weakref.ref[io.IOBase]] = []
+"""The files that the function's modules have opened."""
+
+
+def _open_files() -> Iterator[io.IOBase]:
+    """The files of all objects that are not frozen."""
+    return (found for found in gc.get_objects() if issubclass(type(found), io.IOBase))
 
 
 def _receive(task: MessageConnection) -> tuple[dict[str, Any], memoryview]:
@@ -90,6 +118,7 @@ def _receive_call(task: MessageConnection) -> Call:
             except BaseException as error:
                 return partial(_raise, error)
             finally:
+                _files_of_imports.extend(map(weakref.ref, _open_files()))
                 gc.freeze()
                 gc.enable()
             return lambda context: function(context, *args, **kwargs)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import atexit
 import os
 import threading
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -49,6 +51,36 @@ def test_exception_in_a_callback_ends_all_ranks():
         run_on_local_ranks(report_and_hang, num_ranks=2, on_event=leave_when_both_run)
     assert len(pids) == 2
     assert wait_until_gone(pids, 10) == []
+
+
+left_open: list[TextIO] = []
+
+
+def leave_work_for_the_end(context: RankContext, folder: Path) -> None:
+    import ctypes
+    import weakref
+
+    left_open.append((folder / "left open").open("w"))
+    left_open[0].write("flushed")
+    thread = threading.Thread(target=lambda: threading.Event().wait(0.1) or print("a thread has ended"))
+    thread.start()
+    atexit.register(print, "an exit handler was called")
+    weakref.finalize(context, print, "a finalizer was called")
+    ctypes.CDLL(None).printf(b"C code has printed\n")
+
+
+def test_a_rank_ends_as_an_interpreter_does(tmp_path):
+    lines = []
+    run_on_local_ranks(
+        leave_work_for_the_end, tmp_path, num_ranks=1, on_log=lambda rank, line: lines.append(line)
+    )
+    assert sorted(lines) == [
+        "C code has printed",
+        "a finalizer was called",
+        "a thread has ended",
+        "an exit handler was called",
+    ]
+    assert (tmp_path / "left open").read_text() == "flushed"
 
 
 def print_lines(context: RankContext, num_lines: int) -> int:

@@ -89,7 +89,11 @@ _ALONE_BYTES = 2**20
 OURS = {"native": "native", "arena": "native", "torch": "torch"}
 """Library that the ranks of each contender of sparkdl open, by contender."""
 
-AGAINST = {"gloo": {"gloo": "gloo", "gloo tuned": "gloo tuned"}, "mpi": {"mpi": "mpi"}}
+AGAINST = {
+    "gloo": {"gloo": "gloo", "gloo tuned": "gloo tuned"},
+    "mpi": {"mpi": "mpi"},
+    "impi": {"intel mpi": "intel mpi"},
+}
 """Libraries to compare with, and their contenders."""
 
 _IF_INSTALLED = {"horovod": "horovod"}
@@ -120,8 +124,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--buffers",
         type=int,
         default=2,
-        help="how many buffers of a size take turns, all rewritten before each repetition; two of 4 MiB may still lie"
-        " in the last-level cache, as a gradient just computed does, more do not (default: %(default)s)",
+        help="how many buffers of a size take turns, all rewritten before each repetition: one stays in the caches"
+        " (hot); two of 4 MiB may still lie in the last-level cache, as a gradient just computed does, more do not"
+        " (default: %(default)s)",
     )
     parser.add_argument(
         "--against",
@@ -137,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         ParamError: if an option has a value that cannot work.
         RankError: if a contender failed.
     """
-    check_common_arguments(arguments, ranks=2)
+    check_common_arguments(arguments, ranks=2, buffers=1)
     cases = make_cases(arguments.sizes, arguments.queued, arguments.buffers)
     contenders, missing = choose_contenders(arguments.against)
     contest = Contest(
@@ -161,10 +166,8 @@ def make_cases(sizes: str, queued: str, num_buffers: int) -> list[Case]:
     """Return the cases that the options ``--sizes``, ``--queued`` and ``--buffers`` ask for.
 
     Raises:
-        ParamError: if an option cannot be parsed, or has a value that cannot work.
+        ParamError: if an option cannot be parsed.
     """
-    if num_buffers < 2:
-        raise ParamError(f"--buffers {num_buffers} leaves none to take turns with; use 2 or more.")
     cases = [
         _make_case(f"allreduce {format_size(size)}", size, 1, num_buffers)
         for size in dict.fromkeys(parse_size(text) for text in sizes.split(","))

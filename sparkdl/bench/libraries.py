@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ class Library:
     Attributes:
         requires: package that the library needs; None if it needs none.
         extension: pattern of a file that the package must contain; some packages can be installed without it.
-        advice: what to do if the package or the extension is missing.
+        file: file outside of the package that the library needs; None if it needs none.
+        advice: what to do if the package, the extension or the file is missing.
         variables: environment variables for the ranks.
         is_mpi: whether the ranks form one MPI world.
         is_horovod: whether the ranks connect by the rendezvous of Horovod.
@@ -42,6 +44,7 @@ class Library:
 
     requires: str | None = None
     extension: str = "__init__.py"
+    file: Path | None = None
     advice: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
     is_mpi: bool = False
@@ -55,14 +58,19 @@ class Library:
         # Finding a package does not import it: the process that starts the ranks is better off without torch.
         package = find_spec(self.requires)
         folders = [] if package is None else package.submodule_search_locations or []
-        if any(True for folder in folders for _ in Path(folder).glob(self.extension)):
-            return None
-        return f"{self.requires} is not installed; {self.advice}"
+        if not any(True for folder in folders for _ in Path(folder).glob(self.extension)):
+            return f"{self.requires} is not installed; {self.advice}"
+        if self.file is not None and not self.file.exists():
+            return f"{self.file} is missing; {self.advice}"
+        return None
 
 
 _TORCH_ADVICE = "pip install torch brings it"
 
 _DATA_ADVICE = "pip install petastorm==0.12.1 pyarrow pandas brings it"
+
+# Its libmpi.so.12 goes by the name of that of the mpich wheel, so it has a folder of its own.
+_INTEL_MPI = Path(sys.prefix) / "impi"
 
 LIBRARIES: dict[str, Library] = {
     "native": Library(),
@@ -76,6 +84,18 @@ LIBRARIES: dict[str, Library] = {
         variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"},
     ),
     "mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
+    "intel mpi": Library(
+        requires="mpi4py",
+        file=_INTEL_MPI / "lib" / "libmpi.so.12",
+        advice=f"pip install mpi4py, then pip install --no-deps --ignore-installed --prefix {_INTEL_MPI} impi-rt",
+        # Without shared memory alone it looks for libfabric, which only several hosts need.
+        variables={
+            "MPI4PY_LIBMPI": str(_INTEL_MPI / "lib" / "libmpi.so.12"),
+            "I_MPI_ROOT": str(_INTEL_MPI),
+            "I_MPI_FABRICS": "shm",
+        },
+        is_mpi=True,
+    ),
     # MPI sums the gradients of torch's DistributedDataParallel, which needs a process group for everything else.
     "gloo and mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
     "horovod": Library(

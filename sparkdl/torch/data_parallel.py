@@ -168,8 +168,9 @@ class DataParallel(nn.Module):
     Layers may be added, replaced, frozen and unfrozen at any time, equally on all ranks: the next forward pass
     broadcasts rank 0's values of new parameters, and gradients of all that are trained then are averaged.
 
-    Gradients lie in memory that the ranks share, if all are on one host. ``zero_grad(set_to_none=False)`` leaves
-    them there; if they were set to None, autograd creates new ones, which costs one copy.
+    Gradients lie in memory that the ranks share, if all are on one host. After ``zero_grad()``, autograd creates new
+    ones, which are copied there. ``zero_grad(set_to_none=False)`` leaves them there, but is slower: zeros and
+    sums take more memory traffic than that copy.
 
     Until :meth:`close` it averages the gradients of every backward pass that reaches the module's parameters.
 

@@ -17,7 +17,7 @@ from tests.bench.parsed import parsed
         (allreduce, ("--ranks", "1"), "--ranks 1"),
         (allreduce, ("--seconds", "0"), "--seconds 0"),
         (allreduce, ("--queued", "100"), "--queued 100"),
-        (allreduce, ("--buffers", "1"), "--buffers 1"),
+        (allreduce, ("--buffers", "0"), "--buffers 0"),
         (allreduce, ("--json", "nowhere/report.json"), "nowhere/report.json cannot be written"),
         (feed, ("--against", "pandas"), "--against pandas is unknown"),
         (feed, ("--cases", "29 floats"), "--cases 29 floats is unknown"),

@@ -197,5 +197,6 @@ CONTENDERS: dict[str, Callable[[Communicator], Contender]] = {
     "gloo": _torch,
     "gloo tuned": _torch,
     "mpi": _mpi,
+    "intel mpi": _mpi,
     "horovod": _horovod,
 }

@@ -142,15 +142,11 @@ class _DataWay:
         wrap = _average_by_mpi if case["way"] == "DDP on mpi" else WRAPPERS[case["way"]]
         trainee = wrap(Trainee(model=self.module, optimizer=self._optimizer), communicator)
         self._model, self._optimizer = trainee.model, trainee.optimizer
-        self._keeps_gradients = trainee.keeps_gradients
         self._cross_entropy = cross_entropy
         self.reader, self.readers = communicator.rank, communicator.world_size
 
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        if self._keeps_gradients:
-            self._optimizer.zero_grad(set_to_none=False)
-        else:  # the call that Horovod's optimizers take
-            self._optimizer.zero_grad()
+        self._optimizer.zero_grad()
         outputs = self._model(inputs)
         loss = self._cross_entropy(outputs.flatten(0, -2), labels.flatten())
         loss.backward()

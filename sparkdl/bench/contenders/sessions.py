@@ -154,6 +154,7 @@ _OPENERS = {
     "gloo": _open_gloo,
     "gloo tuned": _open_gloo,
     "mpi": _open_mpi,
+    "intel mpi": _open_mpi,
     "gloo and mpi": _open_gloo_and_mpi,
     "horovod": _open_horovod,
     "feed": _open_nothing,

@@ -40,12 +40,10 @@ class Trainee:
     Attributes:
         model: model that computes the output.
         optimizer: optimizer that ends the step.
-        keeps_gradients: whether gradients are set to zero in place instead of to None.
     """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    keeps_gradients: bool = False
 
 
 Wrap = Callable[[Trainee, Communicator], Trainee]
@@ -82,10 +80,7 @@ class StepTrial(Trial):
         assert operations == len(self._batches)
         model, optimizer = self._trainee.model, self._trainee.optimizer
         for batch in self._batches:
-            if self._trainee.keeps_gradients:
-                optimizer.zero_grad(set_to_none=False)
-            else:  # the call that Horovod's optimizers take
-                optimizer.zero_grad()
+            optimizer.zero_grad()
             output = model(batch)
             (output - batch).square().mean().backward()
             optimizer.step()
@@ -120,7 +115,7 @@ def _gradient_arena(trainee: Trainee, communicator: Communicator) -> Trainee:
     from sparkdl.torch import DataParallel
 
     model = DataParallel(trainee.model, communicator)
-    return Trainee(model=model, optimizer=trainee.optimizer, keeps_gradients=True)
+    return Trainee(model=model, optimizer=trainee.optimizer)
 
 
 def _distributed_data_parallel(trainee: Trainee, _: Communicator) -> Trainee:

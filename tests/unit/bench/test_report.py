@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from sparkdl.bench import allreduce, step
 from sparkdl.bench.allreduce import bytes_moved
 from sparkdl.bench.contenders.allreduce import AllreduceTrial, Contender
 from sparkdl.bench.contest import Case, Measurements
+from sparkdl.bench.libraries import LIBRARIES
 from sparkdl.bench.plot import format_size, parse_size, plot_bandwidth, plot_steps
 from sparkdl.bench.report import format_time, percentile, write_report
 from sparkdl.collective.telemetry.report import format_columns
@@ -98,11 +101,16 @@ def test_contender_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
-    contenders, missing = allreduce.choose_contenders("gloo,mpi")
+    contenders, missing = allreduce.choose_contenders("gloo,mpi,impi")
     found = [name for name in contenders if name != "horovod"]
     assert found == ["native", "arena", "torch", "gloo", "gloo tuned"]
-    assert set(missing) - {"horovod"} == {"mpi"}
+    assert set(missing) - {"horovod"} == {"mpi", "intel mpi"}
     assert "pip install mpi4py" in missing["mpi"]
+
+
+def test_library_whose_own_folder_is_missing_is_named_with_the_command_that_fills_it(tmp_path: Path) -> None:
+    library = dataclasses.replace(LIBRARIES["intel mpi"], file=tmp_path / "libmpi.so.12")
+    assert re.search(r"libmpi\.so\.12 is missing.*pip install .*impi-rt", library.why_missing() or "")
 
 
 def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPARK_MODES = ("local", "cluster", "connect")
 
 BRIEF_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of JVMs that run for minutes: their best compiler would take more time than it saves."""
+"""Options of JVMs that run few tests: their best compiler would take more time than it saves."""
 
 # On a busy machine an example may exceed a deadline.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -96,13 +96,14 @@ def spark(spark_mode: str) -> Iterator[SparkSession]:
         builder = builder.remote("local[2]")
     else:
         builder = builder.master("local[2]" if spark_mode == "local" else "local-cluster[2,1,1024]")
+    if spark_mode != "local":
+        for side in ("driver", "executor"):
+            builder = builder.config(f"spark.{side}.extraJavaOptions", BRIEF_JVM)
     session = (
         builder.config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", BRIEF_JVM)
-        .config("spark.executor.extraJavaOptions", BRIEF_JVM)
         .getOrCreate()
     )
     app = session.sparkContext.applicationId if spark_mode == "cluster" else ""

@@ -32,17 +32,14 @@ def report_of(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_run_compares_rank_counts_in_both_modes_and_draws_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_compares_rank_counts_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     plot = tmp_path / "plot.svg"
-    rows = report_of(tmp_path, "--batch", "16", "--accuracy", "0.15", "--plot", str(plot))
-    strong = {row["contender"]: row for row in rows if row["case"] == "cnn, strong"}
-    weak = {row["contender"]: row for row in rows if row["case"] == "cnn, weak"}
-    assert list(strong) == list(weak) == ["one rank", "alone", "data", "DDP on gloo", "DDP on gloo tuned"]
-    assert {row["rows"] for row in strong.values()} == {16}
-    assert [weak[name]["rows"] for name in ("one rank", "data")] == [8, 16]
+    options = ("--modes", "strong", "--against", "", "--batch", "16", "--accuracy", "0.15")
+    rows = report_of(tmp_path, *options, "--plot", str(plot))
+    strong = {row["contender"]: row for row in rows}
+    assert list(strong) == ["one rank", "alone", "data"]
+    assert {row["rows"] for row in rows} == {16}
     assert strong["one rank"]["speed_up"] == 1.0
     for row in rows:
         assert row["efficiency"] == pytest.approx(row["speed_up"] / row["ranks"])
@@ -59,6 +56,35 @@ def test_run_compares_rank_counts_in_both_modes_and_draws_them(
     shown = capsys.readouterr().out
     assert "to accuracy" in shown
     assert "measuring data on 2, 16 rows in a step, warm-up ..." in shown
+
+
+def test_strong_scaling_keeps_the_rows_of_a_step_and_weak_scaling_those_of_a_rank() -> None:
+    arguments = parsed(scaling, "--batch", "16")
+    rows = {
+        mode: {
+            (contender.name, contender.ranks): scaling._case(arguments, contender, mode, [1, 2])["rows"]
+            for contender in scaling.make_contenders(arguments, [1, 2], {})
+        }
+        for mode in ("strong", "weak")
+    }
+    names = {
+        ("one rank", 1): 8,
+        ("alone", 2): 16,
+        ("data", 2): 16,
+        ("DDP on gloo", 2): 16,
+        ("DDP on gloo tuned", 2): 16,
+    }
+    assert rows == {"strong": dict.fromkeys(names, 16), "weak": names}
+
+
+@pytest.mark.slow  # fourteen ranks that import torch
+def test_both_modes_have_every_contender_and_their_numbers_of_rows(tmp_path: Path) -> None:
+    rows = report_of(tmp_path, "--batch", "16")
+    strong = {row["contender"]: row for row in rows if row["case"] == "cnn, strong"}
+    weak = {row["contender"]: row for row in rows if row["case"] == "cnn, weak"}
+    assert list(strong) == list(weak) == ["one rank", "alone", "data", "DDP on gloo", "DDP on gloo tuned"]
+    assert {row["rows"] for row in strong.values()} == {16}
+    assert [weak[name]["rows"] for name in ("one rank", "data")] == [8, 16]
 
 
 @pytest.mark.slow  # seven ranks that import torch

@@ -103,7 +103,7 @@ ZONES = ("UTC", "Asia/Tokyo", "America/New_York", "America/St_Johns", "Africa/Mo
 
 
 # An example takes four seconds.
-@settings(max_examples=4, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_row_has_one_prediction_in_every_company_and_by_every_way(spark, ways, data):
     compare_ways(spark, ways, data)

@@ -20,7 +20,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until_gone(pids: Sequence[int], timeout_s: float) -> list[int]:
+def wait_until_gone(pids: Sequence[int], timeout_s: float = 60.0) -> list[int]:
     """Wait for the end of processes and return those that still run."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()

@@ -99,7 +99,7 @@ def test_ranks_end_with_their_run(tmp_path: Path) -> None:
         assert eventually(lambda: bool(told(tmp_path)), timeout_s=60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
-    wait_until_gone([int(told(tmp_path)[0])], timeout_s=60)
+    assert wait_until_gone([int(told(tmp_path)[0])]) == []
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def fit(frame, folder, **params):
     weights = {name: value.tolist() for name, value in fitted.module.state_dict().items()}
     pids = [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]
     return {
-        "left": wait_until_gone(pids, 10),  # now, as other processes get these numbers later
+        "left": wait_until_gone(pids),  # now, as other processes get these numbers later
         "steps": steps_of(folder),
         "rows": [record.rows for record in fitted.history],
         "val_loss": fitted.history[-1].metrics["val_loss"],

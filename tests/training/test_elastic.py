@@ -98,6 +98,7 @@ class Fit:
         *,
         planned_ranks: int | None = PLANNED,
         num_ranks: int = PLANNED,
+        hang_timeout_s: float = 30.0,
         **limits: Any,
     ) -> tuple[nn.Module, FitOutcome]:
         folder.mkdir()
@@ -109,10 +110,10 @@ class Fit:
             num_ranks=num_ranks,
             elastic=ElasticLimits(**limits),
             on_event=self._on_event,
-            hang_timeout_s=4.0,
+            hang_timeout_s=hang_timeout_s,
             modules=IMPORTED_FIRST,
         )
-        assert wait_until_gone(list(self.pids.values()), 10) == []
+        assert wait_until_gone(list(self.pids.values())) == []
         return fetch_module(values[0].module, str(folder)), values[0]
 
     def kill(self, member: int, number: int = signal.SIGKILL) -> None:
@@ -148,7 +149,7 @@ def test_kills_and_a_freeze_at_random_moments_change_nothing(dataset, tmp_path, 
 
     disturber = threading.Thread(target=disturb, daemon=True)
     disturber.start()
-    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset)
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset, hang_timeout_s=4.0)
     disturber.join()
     assert [record.epoch for record in outcome.history] == [1, 2, 3]
     assert [record.rows for record in outcome.history] == [NUM_ROWS] * 3
@@ -245,7 +246,7 @@ def test_a_frozen_rank_is_replaced_and_leaves_without_a_trace_when_it_runs_on(da
                 os.kill(was_frozen[0], signal.SIGCONT)
 
     fit = Fit(act, tmp_path, PLANNED + 1)
-    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path, epochs=6), dataset)
+    module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path, epochs=6), dataset, hang_timeout_s=4.0)
     assert was_frozen
     assert [record.rows for record in outcome.history] == [NUM_ROWS] * 6
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)

@@ -61,7 +61,7 @@ def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
     assert cancelled.wait(30)
     pids = functions.pids_in(tmp_path)
     assert len(pids) == 4
-    assert wait_until_gone(pids, 20) == []
+    assert wait_until_gone(pids) == []
     assert launch(functions.sum_of_ranks) == [3.0, 3.0]
 
 
@@ -109,7 +109,7 @@ def test_ended_application_raises_cluster_lost_error_and_is_not_restarted(tmp_pa
         assert eventually(lambda: len(list(tmp_path.glob("*.pids"))) == 2, timeout_s=60)
         told, _ = driver.communicate("\n", timeout=500)
     assert told.startswith("ClusterLostError Spark's application ended while the ranks ran"), told
-    assert wait_until_gone(functions.pids_in(tmp_path), 20) == []
+    assert wait_until_gone(functions.pids_in(tmp_path)) == []
 
 
 def threads(name: str) -> list[threading.Thread]:

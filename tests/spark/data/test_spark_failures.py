@@ -182,7 +182,7 @@ def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_file
         pass
     assert len(str(caught.value)) < LONGEST_MESSAGE
     assert type(caught.value.__cause__).__name__ in ("Py4JJavaError", "SparkException")
-    assert wait_until_gone([int(file.read_text()) for file in tmp_path.glob("*-0.pid")], 30) == []
+    assert wait_until_gone([int(file.read_text()) for file in tmp_path.glob("*-0.pid")]) == []
     assert not list(Path(stores).glob("fit-*"))
     assert materialize(spark.range(10).selectExpr("id + 1 as x"), ["x"], store).num_rows == 10
 

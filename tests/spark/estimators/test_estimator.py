@@ -106,7 +106,7 @@ def test_killed_rank_ends_the_fit_long_before_any_deadline_and_leaves_nothing(fr
     assert time.time() - (tmp_path / "killed").stat().st_mtime < 60  # operations wait for 300 s
     assert caught.value.rank == 1
     pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in (0, 1)]
-    assert wait_until_gone(pids, 30) == []
+    assert wait_until_gone(pids) == []
     assert store_is_empty(tmp_path)
 
 

@@ -52,7 +52,7 @@ def test_rank_that_sleeps_while_others_wait_is_named_with_the_stacks_of_all(
     for part in (waiting, sleeping):
         assert "in sleep_on" in part
     assert len(functions.pids_in(tmp_path)) == 2
-    assert wait_until_gone(functions.pids_in(tmp_path), 10) == []
+    assert wait_until_gone(functions.pids_in(tmp_path)) == []
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_hang_is_found_also_where_executors_cannot_reach_the_driver(
     assert caught.value.rank == 1
     assert "in sleep_on" in caught.value.traceback_text
     assert "waiting in allreduce 'gradients'" in caught.value.report
-    assert wait_until_gone(functions.pids_in(tmp_path), 10) == []
+    assert wait_until_gone(functions.pids_in(tmp_path)) == []
 
 
 @pytest.mark.any_spark_will_do
@@ -78,7 +78,7 @@ def test_python_worker_that_is_stopped_is_named_and_ended(
         launch(functions.stop_own_worker_on, 1, str(tmp_path), hang_timeout_s=HANG_S)
     assert caught.value.rank == 1
     workers = [int((tmp_path / "worker").read_text())]
-    assert wait_until_gone(functions.pids_in(tmp_path) + workers, 20) == []
+    assert wait_until_gone(functions.pids_in(tmp_path) + workers) == []
 
 
 @pytest.mark.any_spark_will_do
@@ -90,7 +90,7 @@ def test_failure_is_raised_and_the_stage_ended_even_if_the_task_of_another_rank_
         launch(functions.fail_while_the_worker_of_another_is_stopped, str(tmp_path))
     assert not isinstance(caught.value, ProcessesLostError)
     workers = [int((tmp_path / "worker").read_text())]
-    assert wait_until_gone(functions.pids_in(tmp_path) + workers, 20) == []
+    assert wait_until_gone(functions.pids_in(tmp_path) + workers) == []
 
 
 @pytest.mark.slow  # tests/unit/launch/hangs/test_watch.py has the claim daily
@@ -132,7 +132,7 @@ def test_nothing_is_left_running_when_the_driver_is_killed(tmp_path: Path) -> No
             driver.kill()
         pids = functions.pids_in(folder)
         assert len(pids) == 4
-        assert wait_until_gone(pids, 20) == []
+        assert wait_until_gone(pids) == []
 
 
 def executor_pid(driver_port: str, executor: str) -> int:
@@ -181,7 +181,7 @@ def test_decommissioned_executor_keeps_its_rank_until_it_exits_and_is_then_a_los
         launch(functions.hang, str(tmp_path), on_event=take_it_away)
     assert len(alive_after) == 4, "its rank works on, with that of the other executor"
     assert sorted(started) == [0, 1], "nothing runs twice"
-    assert wait_until_gone(functions.pids_in(tmp_path), 20) == []
+    assert wait_until_gone(functions.pids_in(tmp_path)) == []
     assert wait_for_slots(spark, 2, timeout_s=60) == 2
     assert launch(functions.sum_of_ranks) == [3.0, 3.0]
 

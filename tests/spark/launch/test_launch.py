@@ -152,7 +152,7 @@ def test_failing_rank_is_named_with_host_and_traceback(launch: Launch, culprit: 
     started = time.monotonic()
     with pytest.raises(RankError, match=f"Rank {culprit} .*looked in vain") as caught:
         launch(functions.fail_on, culprit)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100  # operations wait for 300 s
     assert caught.value.rank == culprit
     assert caught.value.host
     assert "fail_on" in caught.value.traceback_text
@@ -204,7 +204,7 @@ def test_lost_python_worker_is_named_and_nothing_runs_twice(launch: Launch, tmp_
     assert caught.value.rank == 1
     pids = functions.pids_in(tmp_path)
     assert len(pids) == 2
-    assert wait_until_gone(pids, 10) == []
+    assert wait_until_gone(pids) == []
 
 
 @pytest.mark.no_cluster_needed
@@ -220,7 +220,7 @@ def test_interrupt_on_the_driver_leaves_no_process_behind(launch: Launch, tmp_pa
         launch(functions.hang, str(tmp_path), on_event=interrupt_when_all_hang)
     pids = functions.pids_in(tmp_path)
     assert len(pids) == 4
-    assert wait_until_gone(pids, 10) == []
+    assert wait_until_gone(pids) == []
     assert launch(functions.sum_of_ranks) == [3.0, 3.0]
 
 
@@ -436,6 +436,6 @@ def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
             spark.range(0, 2, 1, 2).mapInArrow(meet_the_killed, "id long", barrier=True).collect()
         killer.join()
     # The task killed along with the other one has ended by now, two seconds after Spark requested it.
-    assert wait_until_gone([int(Path(folder, "0").read_text())], 30) == []
+    assert wait_until_gone([int(Path(folder, "0").read_text())]) == []
     assert executors_of(context) == before
     assert launch(functions.sum_of_ranks) == [3.0, 3.0]

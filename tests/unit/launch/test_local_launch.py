@@ -50,7 +50,7 @@ def test_exception_in_a_callback_ends_all_ranks():
     with pytest.raises(KeyboardInterrupt):
         run_on_local_ranks(report_and_hang, num_ranks=2, on_event=leave_when_both_run)
     assert len(pids) == 2
-    assert wait_until_gone(pids, 10) == []
+    assert wait_until_gone(pids) == []
 
 
 left_open: list[TextIO] = []
@@ -123,7 +123,7 @@ def test_rank_that_others_wait_for_is_named_with_its_stack(caplog: pytest.LogCap
     assert caught.value.report in caplog.text
     assert "waiting in opening on 'world' for " in caught.value.report
     assert len(pids) == 2
-    assert wait_until_gone(pids, 10) == []
+    assert wait_until_gone(pids) == []
 
 
 def test_error_of_one_task_ends_the_others(monkeypatch: pytest.MonkeyPatch):

@@ -95,7 +95,7 @@ def test_other_environment_or_modules_start_another_forkserver_and_the_first_one
     first = returned_by(look_around, **usual)
     second = returned_by(look_around, **{**usual, **other})
     assert second["parent"] != first["parent"]
-    assert wait_until_gone([first["parent"]], 10) == []
+    assert wait_until_gone([first["parent"]]) == []
 
 
 def test_rank_inherits_descriptors_and_gets_their_numbers() -> None:
@@ -118,7 +118,7 @@ def test_module_that_cannot_be_imported_does_not_end_the_forkserver() -> None:
 def test_forkserver_that_was_killed_while_idle_is_replaced() -> None:
     first = returned_by(look_around)
     os.kill(first["parent"], signal.SIGKILL)
-    assert wait_until_gone([first["parent"]], 10) == []
+    assert wait_until_gone([first["parent"]]) == []
     assert returned_by(look_around)["parent"] != first["parent"]
 
 
@@ -133,7 +133,7 @@ def test_rank_ends_with_its_forkserver_and_counts_as_lost() -> None:
     assert isinstance(failure, Failure)
     assert "SIGKILL" in failure.error
     assert failure.is_loss
-    assert wait_until_gone([pid], 10) == []
+    assert wait_until_gone([pid]) == []
 
 
 def test_rank_with_a_large_function_that_is_ended_during_imports_leaves_no_process(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_rank_with_a_large_function_that_is_ended_during_imports_leaves_no_proce
         supervisor.stop(StopReason("another rank failed"))
         failure = supervisor.wait()
     assert failure.error == "another rank failed"
-    assert wait_until_gone([importer], 10) == []
+    assert wait_until_gone([importer]) == []
 
 
 def test_process_that_holds_the_output_of_an_ended_rank_does_not_block_the_task(
@@ -193,7 +193,7 @@ def test_stopped_forkserver_is_a_failure_and_is_killed(monkeypatch: pytest.Monke
     monkeypatch.setattr(rank_supervisor, "START_TIMEOUT_S", 0.5)
     failure = failure_of(look_around)
     assert "as its forkserver is stopped, as by SIGSTOP" in failure.error
-    assert wait_until_gone([forkserver], 10) == []
+    assert wait_until_gone([forkserver]) == []
 
 
 def test_worker_with_many_descriptors_starts_ranks() -> None:
@@ -224,7 +224,7 @@ def test_fork_of_the_worker_neither_ends_nor_keeps_the_forkserver() -> None:
     assert os.read(reading, 4) == b"done"
     assert returned_by(look_around)["parent"] == forkserver
     end_idle_forkservers(0.0)
-    assert wait_until_gone([forkserver], 10) == []
+    assert wait_until_gone([forkserver]) == []
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     os.close(reading)
@@ -256,7 +256,7 @@ def test_idle_forkserver_is_ended_unless_it_was_used_meanwhile(monkeypatch: pyte
     assert returned_by(look_around)["parent"] == idle
     end_idle_forkservers(3600.0)
     calls.pop()()
-    assert wait_until_gone([idle], 10) == []
+    assert wait_until_gone([idle]) == []
     assert returned_by(look_around)["parent"] != idle
 
 
@@ -270,7 +270,7 @@ def test_forkserver_that_imports_ends_when_the_worker_is_killed(tmp_path: Path) 
     with subprocess.Popen([sys.executable, "-c", worker], env=variables) as process:
         importer = pid_of_importer(tmp_path)
         process.kill()
-    assert wait_until_gone([importer], 10) == []
+    assert wait_until_gone([importer]) == []
 
 
 def test_disconnecting_does_not_wait_for_a_forkserver_that_cannot_be_reaped(
@@ -282,4 +282,4 @@ def test_disconnecting_does_not_wait_for_a_forkserver_that_cannot_be_reaped(
     with unseen_end(forkserver.pid):
         forkserver.disconnect()
         assert forkserver.describe_exit() == "ended"
-    assert wait_until_gone([forkserver.pid], 10) == []
+    assert wait_until_gone([forkserver.pid]) == []

@@ -92,7 +92,7 @@ def test_workers_of_an_executor_share_a_forkserver_which_ends_with_the_last_of_t
         assert second.do("start")["forkserver"] == mine["forkserver"]
         second.do("end")
         second.do("disconnect")
-        assert wait_until_gone([mine["forkserver"]], 10) == []
+        assert wait_until_gone([mine["forkserver"]]) == []
 
 
 def test_forkserver_that_one_worker_prepares_is_used_by_the_others() -> None:
@@ -111,7 +111,7 @@ def test_rank_of_a_killed_worker_ends_and_the_forkserver_ends_with_the_last_work
             os.kill(first.process.pid, signal.SIGSTOP)
             os.kill(lost["rank"], signal.SIGKILL)
         first.process.kill()
-        assert wait_until_gone([lost["rank"]], 10) == []
+        assert wait_until_gone([lost["rank"]]) == []
         assert is_running(kept["rank"])
         os.kill(kept["rank"], signal.SIGTERM)
         assert second.do("status") == -signal.SIGTERM
@@ -119,7 +119,7 @@ def test_rank_of_a_killed_worker_ends_and_the_forkserver_ends_with_the_last_work
         again = second.do("start")
         assert again["forkserver"] == lost["forkserver"]
         second.process.kill()
-        assert wait_until_gone([again["rank"], again["forkserver"]], 10) == []
+        assert wait_until_gone([again["rank"], again["forkserver"]]) == []
 
 
 def test_ranks_of_all_workers_end_with_their_forkserver() -> None:
@@ -127,7 +127,7 @@ def test_ranks_of_all_workers_end_with_their_forkserver() -> None:
         ranks = [worker.do("start") for worker in both]
         os.kill(ranks[0]["forkserver"], signal.SIGKILL)
         assert [worker.do("status") for worker in both] == [-signal.SIGKILL] * 2
-        assert wait_until_gone([rank["rank"] for rank in ranks], 10) == []
+        assert wait_until_gone([rank["rank"] for rank in ranks]) == []
         assert [worker.do("end") for worker in both] == [-signal.SIGKILL] * 2
         again = [worker.do("start")["forkserver"] for worker in both]
         assert again[0] == again[1] != ranks[0]["forkserver"]
@@ -188,7 +188,7 @@ def test_forkserver_with_a_held_interpreter_is_killed_only_by_the_last_worker(tm
         both[0].do("end")
         assert is_running(forkserver)
         both[1].do("end")
-        assert wait_until_gone([forkserver], 10) == []
+        assert wait_until_gone([forkserver]) == []
 
 
 def test_worker_that_stops_waiting_gets_the_stack_and_the_others_get_their_ranks(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_rank_that_hangs_in_its_fork_does_not_block_others(tmp_path: Path) -> No
         stuck = first.do("start")["rank"]
         assert is_running(second.do("start")["rank"])
         assert first.do("end") == -signal.SIGTERM
-        assert wait_until_gone([stuck], 10) == []
+        assert wait_until_gone([stuck]) == []
 
 
 def test_ranks_with_different_gpus_have_different_forkservers() -> None:

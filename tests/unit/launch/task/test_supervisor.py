@@ -224,7 +224,7 @@ def test_stopped_rank_ends_with_its_children_and_the_reason() -> None:
         failure = supervisor.wait()
     assert failure.error == "rank 1 failed"
     assert failure.is_consequence
-    assert wait_until_gone([supervisor.pid, events[0]["child"]], 5) == []
+    assert wait_until_gone([supervisor.pid, events[0]["child"]]) == []
 
 
 def test_rank_that_does_not_end_after_a_failure_is_reported_with_its_stack() -> None:
@@ -259,7 +259,7 @@ def test_rank_that_cannot_be_reaped_in_time_is_abandoned(monkeypatch: pytest.Mon
             os.kill(parent, signal.SIGCONT)
     assert failure.error == "rank 1 failed"
     assert "could not be ended" in lines[-1]
-    assert wait_until_gone([parent], 20) == []
+    assert wait_until_gone([parent]) == []
 
 
 def sleep_in_python(context: Any) -> None:
@@ -299,7 +299,7 @@ def test_rank_that_hangs_anywhere_is_ended_with_its_python_stack(function: Any) 
     head, frame = failure.stack.splitlines()[:2]
     assert head == "Thread MainThread (most recent call first):"
     assert f"in {function.__name__}" in failure.stack, frame
-    assert wait_until_gone([supervisor.pid], 5) == []
+    assert wait_until_gone([supervisor.pid]) == []
 
 
 def test_rank_is_idle_between_its_first_progress_and_the_end_of_its_steps(tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def _elastic_limits(params: _TorchEstimatorParams) -> ElasticLimits | None:
     from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits  # other fits do without it
 
     parallelism = params.getParallelism()
+    assert not isinstance(parallelism, str), "refused with elastic"
     group_size = 1 if parallelism is None else parallelism.num_ranks_of_replica
     return ElasticLimits(
         group_size=group_size,

@@ -33,7 +33,7 @@ from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
-from sparkdl.estimators.params.table import spec_fields
+from sparkdl.estimators.params.table import check_of, spec_fields
 from sparkdl.estimators.params.training import best_goal_of
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
@@ -45,7 +45,7 @@ from sparkdl.training.callbacks import Patience
 from sparkdl.training.learning_rate import make_scheduler
 from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.spec import DRAWN, Goal, TrainingSpec
-from sparkdl.training.update import make_optimizer, updates_per_epoch
+from sparkdl.training.update import make_optimizer, optimizer_bytes, updates_per_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.model.heads import Head
     from sparkdl.model.inputs import PrepareFunction
+    from sparkdl.parallel import Parallelism
     from sparkdl.training.probe import Gradients
 
 
@@ -302,6 +303,8 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     spec = replace(_make_spec(params, probed, heads), training_rows=training, validation_rows=validation)
     gradients = try_step(spec, dataset) or probed.gradients
     _check_sparse(params, gradients)
+    if isinstance(params.getParallelism(), str):
+        spec = _with_planner(spec, params, row)
     # In a user's training step, other rows may use other parameters than the rows that were tried.
     spec = replace(spec, has_unused_parameters=gradients.any_missing or spec.user_step is not None)
     signature = _signature(probed, heads)
@@ -355,12 +358,18 @@ def _check_precision(params: _TorchEstimatorParams) -> None:
 
 def _check_parallelism(params: _TorchEstimatorParams) -> None:
     parallelism = params.getParallelism()
-    if parallelism is None:
+    if parallelism is None or isinstance(parallelism, str):
         return
     from sparkdl.parallel.parallelize import check_parts  # with torch's device meshes, which few fits need
 
     sizes = parallelism.resolve(params.getNumWorkers())
     check_parts(params.getModel(), sizes, params.getBatchSize())
+    _check_division(params, sizes)
+
+
+def _check_division(params: _TorchEstimatorParams, sizes: Parallelism) -> None:
+    """Refuse other Params that resolved sizes do not support."""
+    replicas = (sizes.data or 1) * sizes.num_ranks_of_replica
     if sizes.tensor * sizes.shard * sizes.context > 1:
         _check_divided_optimizer(params)
     if sizes.pipeline > 1:
@@ -370,7 +379,7 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
             "Param parallelism has offload, which keeps weights in host memory that a GPU computes with, and "
             "gpusPerWorker is 0. Set gpusPerWorker to 1, or leave offload out: CPU ranks have all in host memory."
         )
-    if params.getPrecision() == "float16" and sizes.data != params.getNumWorkers():
+    if params.getPrecision() == "float16" and sizes.data != replicas:
         raise ParamError(
             "Param precision is 'float16', whose loss scaling is not supported if parallelism divides the model. Use "
             "'bfloat16' with parallelism."
@@ -380,6 +389,35 @@ def _check_parallelism(params: _TorchEstimatorParams) -> None:
             "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
             "ones. Leave it out, or use shard alone."
         )
+
+
+def _with_planner(
+    spec: TrainingSpec, params: _TorchEstimatorParams, row: Mapping[str, npt.NDArray[Any]]
+) -> TrainingSpec:
+    """Return the spec with what chooses its layout on the ranks, for Param ``parallelism`` with the value auto."""
+    from sparkdl.parallel import Parallelism
+    from sparkdl.planner.on_ranks import make_planner
+
+    def suits(name: str) -> bool:
+        try:
+            sizes: dict[str, Any] = {"data": 1, name: 2}
+            _check_division(params, Parallelism(**sizes))
+        except ParamError:
+            return False
+        return True
+
+    inputs = spec.inputs.tensors(spec.inputs.prepared(row), torch.device("cpu"))
+    with check_of("parallelism"):
+        planner = make_planner(
+            spec.model,
+            inputs if spec.inputs.given_by == "name" else tuple(inputs.values()),
+            batch_size=spec.batch_size,
+            passes=spec.accumulated_batches,
+            precision=spec.precision,
+            optimizer_bytes=optimizer_bytes(spec.model, spec.optimizer),
+            dimensions=[name for name in ("data", "shard", "tensor", "context", "pipeline") if suits(name)],
+        )
+    return replace(spec, parallelism=None, planner=planner)
 
 
 def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:

@@ -86,11 +86,13 @@ class ProgressLine:
         self._is_open = False
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Show an event of kind ``"step"``, ``"epoch"`` or ``"resumed"``; others are ignored."""
+        """Show an event of kind ``"step"``, ``"epoch"``, ``"layout"`` or ``"resumed"``; others are ignored."""
         if not self._is_shown:
             return
         if event.get("kind") == "step":
             self._step(event)
+        elif event.get("kind") == "layout":
+            self.print(f"the planner chooses {event['code']}: {event['reason']}")
         elif event.get("kind") == "resumed":
             epoch, epochs, step = event["epoch"], event["epochs"], event["step"]
             if epoch > epochs:
@@ -237,6 +239,8 @@ class FitListener:
             self.log_metrics(step, values)
         elif kind == "system":
             self._track_host(event["metrics"])
+        elif kind == "layout" and self._run is not None:
+            self._run.log_params({"parallelism": event["code"], "parallelismReason": event["reason"]})
         elif kind == "world":
             self._track_world(event)
         elif kind == "straggler":

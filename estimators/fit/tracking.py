@@ -320,6 +320,8 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
     """Return the Params by name, with objects replaced by their names, and the numbers of parameters and rows."""
     objects = params.object_params()
     plain = {param.name: value for param, value in params.extractParamMap().items() if param not in objects}
+    if isinstance(params.getParallelism(), str):
+        del plain["parallelism"]  # the ranks tell which one was chosen
     names = {
         **{param.name: _name_of(params.getOrDefault(param)) for param in objects},
         "metrics": ", ".join(params.getMetrics()),

@@ -92,7 +92,7 @@ class SharedArguments(TypedDict, total=False):
     numWorkers: int | None
     gpusPerWorker: int | None
     threadsPerWorker: int | None
-    parallelism: Parallelism | Mapping[str, Any] | None
+    parallelism: Parallelism | Mapping[str, Any] | str | None
     balance: str | None
     stragglerFactor: float | None
     stragglerSeconds: float | None
@@ -224,7 +224,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 "logCheckpoints"
             )
         parallelism = self.getParallelism()
-        if parallelism is not None:
+        if parallelism is not None and not isinstance(parallelism, str):
             with check_of("parallelism", "numWorkers"):
                 parallelism.resolve(self.getNumWorkers())
         if not 1 <= self.getMinWorkers() <= self.getNumWorkers():
@@ -368,6 +368,11 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 "world. Leave transport out, or elastic."
             ).about("transport", "elastic")
         parallelism = self.getParallelism()
+        if isinstance(parallelism, str):
+            raise ParamError(
+                "Param parallelism is 'auto', and the fit is elastic, in which the ranks of a replica are known before "
+                "they start. Name the layout, such as {'shard': 2}, or leave one of them out."
+            ).about("parallelism", "elastic")
         if parallelism is not None:
             self._check_replicas(parallelism)
         if self.getPrecision() == "float8":

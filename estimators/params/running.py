@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
@@ -38,11 +38,18 @@ def _to_store_url(value: Any) -> str:
     return value.url if isinstance(value, Store) else TypeConverters.toString(value)
 
 
-def _to_parallelism(value: Any) -> dict[str, Any]:
+AUTO: Literal["auto"] = "auto"
+"""Value of Param ``parallelism`` for a layout that the planner chooses."""
+
+
+def _to_parallelism(value: Any) -> dict[str, Any] | str:
+    if value == AUTO:
+        return AUTO
     sizes = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if not isinstance(sizes, Mapping):
         raise TypeError(
-            f"it takes a sparkdl.parallel.Parallelism, or a dict such as {{'shard': 4}}, not a {type(value).__name__}"
+            "it takes a sparkdl.parallel.Parallelism, a dict such as {'shard': 4}, or 'auto', not "
+            + (repr(value) if isinstance(value, str) else f"a {type(value).__name__}")
         )
     made, plain = _parallelism(sizes), _parallelism({})
     return {name: value for name, value in asdict(made).items() if value != getattr(plain, name)}
@@ -113,11 +120,12 @@ class HasRanks(Params):
     )
     parallelism: Entry[Any] = Entry(
         _to_parallelism,
-        "how the model is divided among ranks: a sparkdl.parallel.Parallelism or a dict of its sizes; default: each "
-        "rank has a replica",
+        "how the model is divided among ranks: a sparkdl.parallel.Parallelism, a dict of its sizes, or auto for the "
+        "layout that the planner chooses; default: each rank has a replica",
         field="parallelism",
         more="``shard`` divides weights, gradients and optimizer state of any model; ``tensor`` needs a plan and "
-        "``context`` position numbers, see docs/parallelism.md. The product of the sizes is numWorkers.",
+        "``context`` position numbers, see docs/parallelism.md. The product of the sizes is numWorkers. With "
+        "``auto``, a step has the rows that replicas have, see docs/planner.md.",
     )
     setParallelism = parallelism.setter()
     balance, getBalance, setBalance = param(
@@ -184,11 +192,12 @@ class HasRanks(Params):
     )
     setCompression = compression.setter()
 
-    def getParallelism(self) -> Parallelism | None:
+    def getParallelism(self) -> Parallelism | Literal["auto"] | None:
         """Return how the model is divided among ranks; None for a replica on each rank."""
         if not self.isSet(self.parallelism):
             return None
-        return _parallelism(self.getOrDefault(self.parallelism))
+        given = self.getOrDefault(self.parallelism)
+        return AUTO if given == AUTO else _parallelism(given)
 
     def getSynchronization(self) -> Synchronization | None:
         """Return how often ranks synchronize their weights; None if they average gradients in each step."""

@@ -366,7 +366,11 @@ class LanguageModel(
             check_unset(self, of_network, "pretrained", "the model in Param pretrained brings its own")
         parallelism = self.getParallelism()
         with check_of("parallelism", "numWorkers"):
-            sizes = None if parallelism is None else parallelism.resolve(self.getNumWorkers())
+            sizes = (
+                None
+                if parallelism is None or isinstance(parallelism, str)
+                else parallelism.resolve(self.getNumWorkers())
+            )
         if sizes is not None and sizes.context > 1 and self.getMaxLength() % (2 * sizes.context):
             raise ParamError(
                 f"Param maxLength is {self.getMaxLength()}, and each of the {sizes.context} ranks of a sequence "

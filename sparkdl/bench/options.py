@@ -24,6 +24,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "plot": {"type": local_path, "metavar": "FILE", "help": "draw it there (needs matplotlib)"},
 }
 
+_PICTURES = (".png", ".svg", ".pdf")
+"""Endings of pictures that matplotlib draws without another library."""
+
 
 def add_common_arguments(parser: argparse.ArgumentParser, *names: str, seconds: float | None = None) -> None:
     """Declare common options; ``seconds`` is the default duration of a measurement."""
@@ -53,5 +56,10 @@ def check_common_arguments(arguments: argparse.Namespace, **least: int) -> None:
         path = getattr(arguments, name, None)
         if path is not None and not path.absolute().parent.is_dir():
             raise ParamError(f"--{name} {path} cannot be written: there is no such folder.")
-    if getattr(arguments, "plot", None) is not None and find_spec("matplotlib") is None:
+    picture = getattr(arguments, "plot", None)
+    if picture is None:
+        return
+    if find_spec("matplotlib") is None:
         raise ParamError("--plot needs matplotlib: pip install matplotlib")
+    if picture.suffix not in _PICTURES:
+        raise ParamError(f"--plot {picture}: its name must end in {', '.join(_PICTURES)}.")

@@ -5,18 +5,16 @@ The size is the memory that the model and its optimizer take on a rank. Computin
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from sparkdl import estimators
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.jobs.imports import call_named, named_object
 from sparkdl.networks.initial_weights import seeded
-from sparkdl.training.update import make_optimizer
+from sparkdl.training.update import make_optimizer, optimizer_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,37 +107,8 @@ def model_size(module: nn.Module, optimizer: OptimizerFactory) -> ModelSize:
         num_parameters=sum(parameter.numel() for parameter in parameters),
         weights=_num_bytes((*parameters, *module.buffers())),
         gradients=_num_bytes(parameter for parameter in parameters if parameter.requires_grad),
-        optimizer=_optimizer_bytes(module, optimizer),
+        optimizer=optimizer_bytes(module, optimizer),
     )
-
-
-def _optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None:
-    """Return the bytes of the optimizer's state after a step on tensors without memory; None if that fails."""
-    try:
-        with torch.device("meta"):
-            light = copy.deepcopy(module, _without_memory(module)).to("meta")
-        made = make_optimizer(factory, light)
-        for parameter in light.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-        made.step()
-    except Exception:  # an optimizer that reads values, or a module that cannot be copied
-        return None
-    return _num_bytes(
-        value for state in made.state.values() for value in state.values() if isinstance(value, torch.Tensor)
-    )
-
-
-def _without_memory(module: nn.Module) -> dict[int, object]:
-    """Return a memo for ``deepcopy`` that replaces the tensors of a module by tensors without memory."""
-    memo: dict[int, object] = {}
-    for parameter in module.parameters():
-        memo[id(parameter)] = torch.nn.Parameter(
-            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
-        )
-    for buffer in module.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return memo
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -12,6 +12,7 @@ the tensors are sent and stored beside it. The module is neither copied nor chan
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Iterator
@@ -51,6 +52,19 @@ def make_parametrized(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Modul
         module.register_buffer(name, torch.empty(0))
         parametrize.register_parametrization(module, name, nn.Identity(), unsafe=True)
     return module
+
+
+def copy_on_meta(module: nn.Module) -> nn.Module:
+    """Return a copy of a module on the device meta; no tensor of the module is copied on the way."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    with torch.device("meta"):
+        return copy.deepcopy(module, memo).to("meta")
 
 
 _TAG = "sparkdl.tensor"

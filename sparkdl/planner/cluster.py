@@ -8,10 +8,11 @@ several hosts a ring crosses every host, each device with its own share of the h
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparkdl.errors import ParamError
-from sparkdl.gpus import DATA_SHEETS
+from sparkdl.gpus import DATA_SHEETS, data_sheet_of
 
 GIB = float(1 << 30)
 
@@ -37,6 +38,7 @@ class Device:
     Attributes:
         name: name of the device.
         peak: operations per second by its data sheet, of dense products in bfloat16 (float16 on V100 and T4).
+        float32_peak: the same for float32.
         rate: operations per second that large matrix products reach.
         float32_rate: the same for float32; TF32 is not used, as torch does not by default.
         memory_bytes: bytes of memory.
@@ -51,6 +53,7 @@ class Device:
 
     name: str
     peak: float
+    float32_peak: float
     rate: float
     float32_rate: float
     memory_bytes: float
@@ -85,6 +88,7 @@ def _gpu(name: str, share: float, attention: float, gib: float, bandwidth: float
     return Device(
         name=name,
         peak=sheet.half,
+        float32_peak=sheet.single,
         rate=sheet.half * share * SUSTAINED,
         float32_rate=sheet.single * share * SUSTAINED,
         memory_bytes=gib * GIB,
@@ -118,6 +122,19 @@ for small ones; products of depth 2,048 and 1,024 take 3 and 8 percent longer th
 of the peak on A100 forward and less backward (T. Dao, 2023), and about 350 TFLOP/s on H100 (J. Shah et al.,
 "FlashAttention-3", 2024). The shares of the other GPUs, whose power limits bind earlier, are estimates."""
 
+
+def known_gpu(name: str, memory_bytes: float) -> Device | None:
+    """Return the entry of a GPU by the name that torch gives it and its memory; None if there is none."""
+    sheet = data_sheet_of(name)
+    fits = [
+        device
+        for device in DEVICES.values()
+        if DATA_SHEETS[device.name.removesuffix("-40gb")] is sheet
+        and abs(device.memory_bytes / memory_bytes - 1) < 0.1
+    ]
+    return fits[0] if fits else None
+
+
 LINKS = {
     "nvlink2": Link(name="nvlink2", latency_s=1.9e-6, bytes_per_s=120e9),
     "nvlink3": Link(name="nvlink3", latency_s=1.9e-6, bytes_per_s=235e9),
@@ -146,6 +163,18 @@ INSIDE = {
     "h200": "nvlink4",
 }
 """The usual link inside of a host, by device."""
+
+
+def link_of_sums(seconds: Mapping[int, float], ranks: int, *, name: str, occupies: float) -> Link:
+    """Return the link on which sums over some ranks take these seconds, by their bytes: of a small and a large sum."""
+    small, large = sorted(seconds)
+    steps, share = 2 * (ranks - 1), 2 * (ranks - 1) / ranks
+    latency_s = seconds[small] / steps
+    rate = share * large / max(seconds[large] - steps * latency_s, 1e-9)
+    return Link(
+        name=f"{name} at {rate / GIB:.2g} GiB/s", latency_s=latency_s, bytes_per_s=rate, occupies=occupies
+    )
+
 
 NETWORK_SHARE = 0.9
 """Share of a network's rate that large messages reach, after headers and flow control."""
@@ -229,8 +258,8 @@ def make_cluster(
             )
         device = DEVICES[device]
     for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host)):
-        if number < 1:
-            raise ParamError(f"A cluster needs at least one of {name}, got {number}.")
+        if not isinstance(number, int) or number < 1:
+            raise ParamError(f"{name} of a cluster must be a positive number, got {number!r}.")
     if memory_gib is not None and not memory_gib > 0:
         raise ParamError(f"The memory of a device must be above 0 GiB, got {memory_gib:g}.")
     if memory_gib is not None:

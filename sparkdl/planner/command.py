@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sparkdl.planner.layouts import Plan
 
 _DESCRIPTION = """\
-Estimates memory and time of each layout of a model on a cluster, and prints those that fit, the fastest first. With
-several numbers of --hosts it prints the best layout on each, and how they scale. Nothing is started, unless --measure
-measures this machine.
+Estimates memory and time of each layout of a model on a cluster, and prints those that fit, the fastest first; of
+layouts that differ by about a percent the simplest one. With several numbers of --hosts it prints the best layout on
+each, and how they scale. Nothing is started, unless --measure measures this machine.
 """
 
 
@@ -74,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="layouts to print (default: %(default)s)"
     )
+    parser.add_argument(
+        "--details", action="store_true", help="print the time and the memory of each layout by kind"
+    )
     add_common_arguments(parser, "json", "plot")
 
 
@@ -84,6 +87,16 @@ def run(options: argparse.Namespace) -> int:
         ParamError: if an option cannot work, or the model fits nowhere.
     """
     check_common_arguments(options, top=1)
+    if options.published and options.model is not None:
+        raise ParamError(
+            f"--published compares the planner with published runs, and {options.model} is a model to plan. Leave one "
+            "of them out."
+        )
+    if options.measure and options.device is not None:
+        raise ParamError(
+            f"--measure measures the device of this machine, and --device names {options.device}. Leave one of them "
+            "out."
+        )
     if options.published:
         from sparkdl.planner.published import compare
         from sparkdl.planner.report import print_published
@@ -103,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     from sparkdl.planner import report
 
     if len(hosts) == 1:
-        report.print_plan(plans[0], most=options.top)
+        report.print_plan(plans[0], most=options.top, details=options.details)
         _write(options, plans[0].as_dict())
         if options.plot is not None:
             report.plot_plan(plans[0], options.plot, most=options.top)
@@ -131,12 +144,22 @@ def _plans(options: argparse.Namespace, hosts: list[int]) -> list[Plan]:
         plan(
             options.model,
             cluster.with_hosts(number),
-            batch=options.batch * number // hosts[0] if options.weak else options.batch,
+            batch=_weak_batch(options.batch, number, hosts[0]) if options.weak else options.batch,
             precision=precision,
             sequence=options.sequence,
         )
         for number in hosts
     ]
+
+
+def _weak_batch(batch: int, hosts: int, first: int) -> int:
+    """Rows of an update on some hosts, for as many rows on each host as ``batch`` has on the first number of hosts."""
+    if batch * hosts % first:
+        raise ParamError(
+            f"--weak lets {batch} rows on {first} hosts grow to {batch * hosts / first:g} on {hosts}, which is no "
+            f"whole number. Choose a --batch that is a multiple of {first}."
+        )
+    return batch * hosts // first
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:
@@ -158,7 +181,6 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         options.model,
         sequence=options.sequence,
         precision=options.precision,
-        device_name=options.device,
         **given,
     )
 

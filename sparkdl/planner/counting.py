@@ -5,16 +5,17 @@ Operations are counted by torch's ``FlopCounterMode`` on the meta device, where 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparkdl.errors import ParamError
+from sparkdl.model.architecture import copy_on_meta
 from sparkdl.parallel import blocks_of
 from sparkdl.planner.shape import DecoderShape, ModelShape, RankNumbers, TrainingRecipe, shape_of_config
 
@@ -37,6 +38,7 @@ def shape_of_module(module: nn.Module, *, sequence: int | None = None) -> Decode
     Raises:
         ParamError: if it is another module, or ``sequence`` is missing.
     """
+    module = getattr(module, "decoder", module)  # of a network that only changes the form of the outputs
     sizes: Any = getattr(module, "sizes", None)
     config: Any = getattr(module, "config", None)
     if hasattr(config, "to_dict"):
@@ -125,28 +127,31 @@ class CountedShape(ModelShape):
         return None
 
 
-def count(module: nn.Module, inputs: tuple[Any, ...] | Tensor, *, name: str | None = None) -> CountedShape:
+def count(
+    module: nn.Module, inputs: tuple[Any, ...] | Mapping[str, Any] | Tensor, *, name: str | None = None
+) -> CountedShape:
     """Count the parameters, operations and activations of a module by its blocks; nothing is computed.
 
     Args:
         module: any module; see :func:`sparkdl.parallel.blocks_of` for what its blocks are. It is not changed.
-        inputs: arguments of its ``forward``, tensors of the same number of rows.
+        inputs: arguments of its ``forward``, by position or by name, tensors of the same number of rows.
         name: name of the model in tables; that of its class if None.
 
     Raises:
         ParamError: if ``forward`` cannot be called with these inputs on the meta device.
     """
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    named = dict(inputs) if isinstance(inputs, Mapping) else {}
+    given = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ParamError(
             f"{type(module).__name__} has no parameters that are trained: there is nothing to plan."
         )
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    tensors = [value for value in (*given, *named.values()) if isinstance(value, torch.Tensor)]
     if not tensors or not len(tensors[0]):
         raise ParamError("count() needs inputs with at least one row, from which it counts what a row takes.")
     rows = len(tensors[0])
-    on_meta = copy.deepcopy(module).to("meta")
-    given = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in inputs]
+    on_meta = copy_on_meta(module)
+    given, named = tree_map_only(torch.Tensor, lambda value: value.to("meta"), (given, named))
     blocks = blocks_of(on_meta) or [on_meta]
     notes = _Notes(on_meta)
     for block in blocks:
@@ -156,7 +161,7 @@ def count(module: nn.Module, inputs: tuple[Any, ...] | Tensor, *, name: str | No
     try:
         with flops, torch.autograd.graph.saved_tensors_hooks(notes.keep, lambda tensor: tensor):
             notes.read = flops.get_total_flops
-            on_meta(*given)
+            on_meta(*given, **named)
     except Exception as error:
         raise ParamError(
             f"{type(module).__name__} cannot be called on the meta device: {type(error).__name__}: {error}. Give the "

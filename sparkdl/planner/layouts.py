@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
@@ -65,6 +65,25 @@ _NOTABLE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
+class Freedom:
+    """What a training program leaves to a plan.
+
+    Attributes:
+        dimensions: kinds of parallelism that it supports.
+        passes: number of forward passes of an update, besides the microbatches of a pipeline, which needs one pass;
+            None for any number.
+        suits: whether it can divide the model by these sizes and options.
+    """
+
+    dimensions: Collection[str] = DIMENSIONS
+    passes: int | None = None
+    suits: Callable[[Parallelism], bool] = field(default=lambda _: True)
+
+
+_ALL = Freedom()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """A way to divide a model on a cluster, with the memory and the time that it takes.
 
@@ -97,7 +116,7 @@ class Layout:
 
     @property
     def accumulated_batches(self) -> int:
-        """Number of batches of an update, as an estimator's Param ``accumulatedBatches`` counts them."""
+        """Number of batches of an update, as an estimator's Param ``gradientAccumulationSteps`` counts them."""
         return 1 if self.parallelism.pipeline > 1 else self.passes
 
     @property
@@ -162,26 +181,46 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The layouts of a model on a cluster that fit, the fastest first.
+    """The layouts of a model on a cluster that fit.
 
     Attributes:
         shape: shape of the model.
         cluster: the cluster.
         batch: number of rows of an update.
-        layouts: layouts that fit, the fastest first; never empty.
+        precision: how numbers are held, a key of :data:`~sparkdl.planner.shape.RECIPES`.
+        layouts: layouts that fit, the fastest first, in which each kind of parallelism besides replicas counts one
+            percent of the time; never empty.
         num_unfit: number of layouts that do not fit into memory.
     """
 
     shape: ModelShape
     cluster: Cluster
     batch: int
+    precision: str
     layouts: tuple[Layout, ...]
     num_unfit: int
 
     @property
     def best(self) -> Layout:
-        """The fastest layout."""
+        """The fastest layout; among layouts that differ by about a percent, the simplest one."""
         return self.layouts[0]
+
+    @property
+    def best_as_code(self) -> str:
+        """The best layout to paste: Params of an estimator, or calls of a script where estimators cannot train so."""
+        best = self.best
+        if self.precision == "bfloat16-shards":
+            shard = f"shard(model, layout, stage={best.parallelism.sharding_stage}, dtype=torch.bfloat16)"
+            return (
+                f'layout = {best.as_code()}.lay_out(device_type="cuda"); {shard}  '
+                f"# batches of {best.batch_size} rows, {best.accumulated_batches} in an update"
+            )
+        params = [f"parallelism={best.as_code()}", f"batchSize={best.batch_size}"]
+        if best.accumulated_batches > 1:
+            params.append(f"gradientAccumulationSteps={best.accumulated_batches}")
+        if self.precision != "float32":
+            params.append(f'precision="{self.precision}"')
+        return ", ".join(params)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as numbers and texts that JSON can hold."""
@@ -192,6 +231,8 @@ class Plan:
             "cluster": str(self.cluster),
             "ranks": self.cluster.world_size,
             "batch": self.batch,
+            "precision": self.precision,
+            "best": self.best_as_code,
             "num_unfit": self.num_unfit,
             "advice": advice(self.cluster),
             "layouts": [layout.as_dict() for layout in self.layouts],
@@ -206,8 +247,9 @@ def plan(
     precision: str = "bfloat16",
     sequence: int | None = None,
     recipe: TrainingRecipe | None = None,
+    freedom: Freedom = _ALL,
 ) -> Plan:
-    """Return the layouts of a model on a cluster, the fastest first.
+    """Return the layouts of a model on a cluster, in the order of :class:`Plan`.
 
     Args:
         model: shape of a model; or a module that is a decoder; or what
@@ -219,6 +261,7 @@ def plan(
             Param ``precision``, or ``"bfloat16-shards"``.
         sequence: number of positions of a row; that of the model if None.
         recipe: how numbers are held and sent, if not as in an estimator with ``precision``.
+        freedom: what the training program leaves to the plan.
 
     Raises:
         ParamError: if an argument cannot work, or no layout fits; the message names the smallest cluster that would do.
@@ -229,9 +272,10 @@ def plan(
     if precision not in RECIPES:
         raise ParamError(f"precision must be {' or '.join(map(repr, RECIPES))}, got {precision!r}.")
     recipe = recipe or RECIPES[precision]
-    found = _layouts(shape, cluster, batch, recipe)
+    task = _Task(shape, batch, precision, recipe, freedom, cluster.world_size)
+    found = _layouts(task, cluster)
     if not found.layouts:
-        raise ParamError(_why_none(shape, cluster, batch, recipe, found))
+        raise ParamError(_why_none(task, cluster, found))
     return found
 
 
@@ -249,17 +293,41 @@ def _shape_of(model: ModelShape | nn.Module | str, sequence: int | None) -> Mode
     return shape_of_module(model, sequence=sequence)
 
 
-def _layouts(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe) -> Plan:
+@dataclass(frozen=True)
+class _Task:
+    """What is planned, on clusters of several sizes."""
+
+    shape: ModelShape
+    batch: int
+    precision: str
+    recipe: TrainingRecipe
+    freedom: Freedom
+    world_size: int
+
+    def batch_on(self, cluster: Cluster) -> int:
+        """Rows of an update: as many on any cluster, or as many for each rank if the program fixes those of a pass."""
+        if self.freedom.passes is None:
+            return self.batch
+        return self.batch // self.world_size * cluster.world_size
+
+
+def _layouts(task: _Task, cluster: Cluster) -> Plan:
     best: list[Layout] = []
     num_unfit = 0
-    for sizes in _sizes(shape, cluster, batch):
-        layout = _best_of(shape, cluster, batch, recipe, sizes)
+    for sizes in _sizes(task, cluster):
+        layout = _best_of(task, cluster, sizes)
         if layout is None:
             num_unfit += 1
         else:
             best.append(layout)
-    ordered = sorted(best, key=_preference)
-    return Plan(shape=shape, cluster=cluster, batch=batch, layouts=tuple(ordered), num_unfit=num_unfit)
+    return Plan(
+        shape=task.shape,
+        cluster=cluster,
+        batch=task.batch_on(cluster),
+        precision=task.precision,
+        layouts=tuple(sorted(best, key=_preference)),
+        num_unfit=num_unfit,
+    )
 
 
 def _preference(layout: Layout) -> float:
@@ -268,16 +336,14 @@ def _preference(layout: Layout) -> float:
     return layout.time.total * (1 + _SIMPLER * complexity)
 
 
-def _best_of(
-    shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe, sizes: Parallelism
-) -> Layout | None:
+def _best_of(task: _Task, cluster: Cluster, sizes: Parallelism) -> Layout | None:
     """The fastest options of sizes; None if none fits."""
     best: Layout | None = None
-    for options, passes_of in _options(shape, sizes, batch):
-        if best is not None and options.recompute and best.parallelism.pipeline == 1 and best.passes == 1:
+    for options, passes_of in _options(task, cluster, sizes):
+        if best is not None and options.recompute and sizes.pipeline == 1 and best.passes == passes_of[0][1]:
             break
         for rows, passes in passes_of:
-            layout = _estimated(shape, cluster, batch, recipe, options, rows, passes)
+            layout = _estimated(task, cluster, options, rows, passes)
             if layout is None:
                 continue
             if best is None or layout.time.total < best.time.total:
@@ -288,23 +354,33 @@ def _best_of(
     if best is None:
         return None
     usable = USABLE * cluster.device.memory_bytes
-    nothing = _memory(shape, cluster, recipe, best.parallelism, 0, best.passes).total
+    nothing = _memory(task, cluster, best.parallelism, 0, best.passes).total
     rows = math.floor((usable - nothing) / ((best.memory.total - nothing) / best.rows))
-    return replace(best, largest_batch=batch // best.rows * rows)
+    return replace(best, largest_batch=best.batch // best.rows * rows)
 
 
-def _sizes(shape: ModelShape, cluster: Cluster, batch: int) -> Iterator[Parallelism]:
+def _sizes(task: _Task, cluster: Cluster) -> Iterator[Parallelism]:
     """The sizes that suit the model, the cluster and the batch; tensor ranks share a host where hosts have several."""
-    world = cluster.world_size
+    shape, batch, world = task.shape, task.batch_on(cluster), cluster.world_size
+    sizes_of = {name: _divisors(world) if name in task.freedom.dimensions else [1] for name in DIMENSIONS}
     most_tensor = cluster.devices_per_host if cluster.devices_per_host > 1 else world
-    for tensor, pipeline in itertools.product(_divisors(min(most_tensor, world)), _divisors(world)):
-        if world % (tensor * pipeline) or pipeline > shape.layers:
+    for tensor, pipeline in itertools.product(sizes_of["tensor"], sizes_of["pipeline"]):
+        if (
+            world % (tensor * pipeline)
+            or tensor > most_tensor
+            or most_tensor % tensor
+            or pipeline > shape.layers
+        ):
             continue
-        for context in _divisors(world // tensor // pipeline):
-            rest = world // tensor // pipeline // context
-            if batch % rest or (context > 1 and shape.sequence // context < _LEAST_POSITIONS):
+        if pipeline > 1 and task.freedom.passes not in (None, 1):
+            continue  # its microbatches are the passes
+        for context in sizes_of["context"]:
+            rest, left = divmod(world // tensor // pipeline, context)
+            if left or batch % rest or (context > 1 and shape.sequence // context < _LEAST_POSITIONS):
                 continue
-            for shard in _divisors(rest):
+            for shard in sizes_of["shard"]:
+                if rest % shard:
+                    continue
                 sizes = Parallelism(
                     data=rest // shard,
                     shard=shard,
@@ -318,22 +394,26 @@ def _sizes(shape: ModelShape, cluster: Cluster, batch: int) -> Iterator[Parallel
 
 
 def _options(
-    shape: ModelShape, sizes: Parallelism, batch: int
+    task: _Task, cluster: Cluster, sizes: Parallelism
 ) -> Iterator[tuple[Parallelism, list[tuple[int, int]]]]:
     """The options of sizes, each with the possible numbers of rows of a pass, largest first, and of passes."""
     assert sizes.data is not None, "resolved"
-    of_reader = batch // (sizes.data * sizes.shard)
+    of_reader = task.batch_on(cluster) // (sizes.data * sizes.shard)
     stages = (2, 3) if sizes.shard * sizes.context > 1 else (3,)
     schedules = _SCHEDULES if sizes.pipeline > 1 else (sizes.schedule,)
     methods = ("ring", "all-to-all") if sizes.context > 1 else (sizes.attention,)
     passes_of = [(rows, of_reader // rows) for rows in reversed(_divisors(of_reader))]
+    if task.freedom.passes is not None and sizes.pipeline == 1:
+        passes_of = [(of_reader // task.freedom.passes, task.freedom.passes)]
     for recompute, stage, schedule, method in itertools.product((False, True), stages, schedules, methods):
         options = replace(
             sizes, recompute=recompute, sharding_stage=stage, schedule=schedule, attention=method
         )
-        if sizes.pipeline * SCHEDULES[schedule].stages_per_rank > shape.layers or shape.why_not(options):
+        if sizes.pipeline * SCHEDULES[schedule].stages_per_rank > task.shape.layers:
             continue
-        yield options, [each for each in passes_of if sizes.pipeline == 1 or _can_cut(options, each[1])]
+        suited = [each for each in passes_of if sizes.pipeline == 1 or _can_cut(options, each[1])]
+        if suited and task.shape.why_not(options) is None and task.freedom.suits(options):
+            yield options, suited
 
 
 def _can_cut(sizes: Parallelism, passes: int) -> bool:
@@ -350,22 +430,17 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _estimated(
-    shape: ModelShape,
-    cluster: Cluster,
-    batch: int,
-    recipe: TrainingRecipe,
-    sizes: Parallelism,
-    rows: int,
-    passes: int,
-) -> Layout | None:
+def _estimated(task: _Task, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> Layout | None:
     """The layout with its memory and time; None if it does not fit."""
-    needed = _memory(shape, cluster, recipe, sizes, rows, passes)
+    shape, recipe, batch = task.shape, task.recipe, task.batch_on(cluster)
+    needed = _memory(task, cluster, sizes, rows, passes)
     if needed.total > USABLE * cluster.device.memory_bytes:
         return None
     if sizes.pipeline > 1:
         sizes = replace(sizes, microbatches=passes)
     time = step_time(shape, cluster, sizes, rows=rows, microbatches=passes, recipe=recipe)
+    device = cluster.device
+    peak = device.peak if recipe.compute_bytes < 4 else device.float32_peak
     return Layout(
         parallelism=sizes,
         rows=rows,
@@ -375,28 +450,30 @@ def _estimated(
         cluster=cluster,
         batch=batch,
         largest_batch=batch,
-        utilization=shape.flops_per_row() * batch / time.total / cluster.world_size / cluster.device.peak,
+        utilization=shape.flops_per_row() * batch / time.total / cluster.world_size / peak,
     )
 
 
-def _memory(
-    shape: ModelShape, cluster: Cluster, recipe: TrainingRecipe, sizes: Parallelism, rows: int, passes: int
-) -> RankMemory:
+def _memory(task: _Task, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> RankMemory:
     is_fused = not cluster.device.is_cpu
-    return memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=recipe, is_fused=is_fused)
+    return memory_of(task.shape, sizes, rows=rows, microbatches=passes, recipe=task.recipe, is_fused=is_fused)
 
 
-def _fits(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe) -> bool:
+def _fits(task: _Task, cluster: Cluster) -> bool:
     """Whether any layout fits, with as few rows in a pass as it can have."""
+    usable = USABLE * cluster.device.memory_bytes
+    state = task.recipe.weight_bytes + task.recipe.gradient_bytes + task.recipe.optimizer_bytes
+    if task.shape.parameters * state > usable * cluster.world_size:
+        return False
     return any(
-        _memory(shape, cluster, recipe, options, *passes_of[-1]).total <= USABLE * cluster.device.memory_bytes
-        for sizes in _sizes(shape, cluster, batch)
-        for options, passes_of in _options(shape, sizes, batch)
-        if passes_of
+        _memory(task, cluster, options, *passes_of[-1]).total <= usable
+        for sizes in _sizes(task, cluster)
+        for options, passes_of in _options(task, cluster, sizes)
     )
 
 
-def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingRecipe, found: Plan) -> str:
+def _why_none(task: _Task, cluster: Cluster, found: Plan) -> str:
+    shape, batch = task.shape, task.batch
     size = f"{shape.name} with {shape.parameters / 1e9:.3g} billion parameters"
     if not found.num_unfit:
         return (
@@ -407,15 +484,15 @@ def _why_none(shape: ModelShape, cluster: Cluster, batch: int, recipe: TrainingR
         f"{size} fits on {cluster} in none of {found.num_unfit} layouts with batches of {batch} rows of "
         f"{shape.sequence} positions."
     )
-    hosts = cluster.hosts
-    while not _fits(shape, cluster.with_hosts(hosts), batch, recipe):
-        hosts *= 2
-        if hosts > _MOST_HOSTS:
+    most = cluster.hosts
+    while not _fits(task, cluster.with_hosts(most)):
+        most *= 2
+        if most > _MOST_HOSTS:
             return f"{text} It would not on {_MOST_HOSTS} such hosts either: take devices with more memory."
-    # Between this number and half of it, numbers that divide well.
-    fewer = sorted({hosts // 2 * eighths // 8 for eighths in range(9, 16)} - {hosts // 2})
-    hosts = next((n for n in fewer if _fits(shape, cluster.with_hosts(n), batch, recipe)), hosts)
-    best = _layouts(shape, cluster.with_hosts(hosts), batch, recipe).best
+    hosts = next(
+        number for number in range(cluster.hosts, most + 1) if _fits(task, cluster.with_hosts(number))
+    )
+    best = _layouts(task, cluster.with_hosts(hosts)).best
     return (
         f"{text} The smallest cluster of such hosts on which it fits has {hosts}, with {best.as_code()}. Shorter rows, "
         "or devices with more memory, need fewer."

@@ -15,10 +15,9 @@ from typing import Any
 
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.errors import ParamError
-from sparkdl.gpus import DATA_SHEETS, data_sheet_of
 from sparkdl.monitor.memory import available_bytes
 from sparkdl.parallel import Parallelism
-from sparkdl.planner.cluster import DEVICES, GIB, Cluster, Device, Link, make_cluster
+from sparkdl.planner.cluster import Cluster, Device, Link, known_gpu, link_of_sums, make_cluster
 from sparkdl.planner.cost import step_time
 from sparkdl.planner.shape import RECIPES, DecoderShape, TrainingRecipe, shape_from_text
 
@@ -38,15 +37,12 @@ def measured_cluster(
     *,
     sequence: int | None,
     precision: str | None,
-    device_name: str | None,
     devices_per_host: int,
     inside: str | None,
     between: float | None,
     memory_gib: float | None,
 ) -> Cluster:
     """Return a cluster of one host like this machine; arguments are those of ``plan`` and ``make_cluster``.
-
-    ``device_name`` is that of the device that the machine must have; any if None.
 
     Raises:
         ParamError: if an argument cannot work, or there are fewer cores than ranks.
@@ -56,13 +52,6 @@ def measured_cluster(
 
     shape = shape_from_text(model, sequence=sequence)
     has_gpu = torch.cuda.is_available()
-    known = _known_gpu() if has_gpu else None
-    here = known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu"
-    if device_name not in (None, here):
-        raise ParamError(
-            f"--measure measures this machine, whose device is {here}, not {device_name}. Leave out --device or "
-            "--measure."
-        )
     precision = precision or ("bfloat16" if has_gpu else "float32")
     if precision not in RECIPES:
         raise ParamError(f"--precision must be one of {', '.join(RECIPES)}, got {precision!r}.")
@@ -101,6 +90,8 @@ def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, r
     sizes = {
         "width": shape.width,
         "heads": shape.heads,
+        "head_size": shape.queries // shape.heads,
+        "is_gated": shape.is_gated,
         "key_heads": shape.key_heads or shape.heads,
         "hidden": shape.inner,
         "vocabulary": shape.vocabulary,
@@ -130,6 +121,7 @@ def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, r
     return Device(
         name=known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu",
         peak=known.peak if known is not None else rate,
+        float32_peak=known.float32_peak if known is not None else rate,
         rate=rate,
         float32_rate=rate,
         memory_bytes=memory,
@@ -146,11 +138,8 @@ def measure_link(ranks: int) -> Link:
     """Measure the link between ranks of this machine by sums of two sizes."""
     cases = {str(size): {"num_bytes": size, "num_tensors": 1, "num_buffers": 2} for size in (_SMALL, _LARGE)}
     found = _medians("allreduce", "torch", cases, ranks)
-    steps, share = 2 * (ranks - 1), 2 * (ranks - 1) / ranks
-    latency_s = found[str(_SMALL)] / steps
-    rate = share * _LARGE / max(found[str(_LARGE)] - steps * latency_s, 1e-9)
-    return Link(
-        name=f"shared memory at {rate / GIB:.2g} GiB/s", latency_s=latency_s, bytes_per_s=rate, occupies=1.0
+    return link_of_sums(
+        {size: found[str(size)] for size in (_SMALL, _LARGE)}, ranks, name="shared memory", occupies=1.0
     )
 
 
@@ -239,15 +228,7 @@ def _medians(
 
 
 def _known_gpu() -> Device | None:
-    """The entry of this machine's GPU in the table, by its data sheet and its memory."""
+    """The entry of this machine's GPU in the table."""
     import torch
 
-    sheet = data_sheet_of(torch.cuda.get_device_name())
-    memory_bytes = torch.cuda.mem_get_info()[1]
-    fits = [
-        device
-        for device in DEVICES.values()
-        if DATA_SHEETS[device.name.removesuffix("-40gb")] is sheet
-        and abs(device.memory_bytes / memory_bytes - 1) < 0.1
-    ]
-    return fits[0] if fits else None
+    return known_gpu(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1])

@@ -38,46 +38,56 @@ MEMORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
 """Kinds of memory of :class:`~sparkdl.planner.memory.RankMemory`, which add up to its total."""
 
 
-def print_plan(found: Plan, *, most: int) -> None:
-    """Print the fastest layouts of a plan as a table, and the best one to paste."""
+def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
+    """Print the first layouts of a plan as a table, and the best one to paste.
+
+    Args:
+        found: the plan.
+        most: number of layouts to print.
+        details: whether to print the seconds and the GiB by kind in place of the reasons.
+    """
     shape, cluster = found.shape, found.cluster
-    table = _table(
-        f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters, rows of {shape.sequence} positions; {cluster}",
-        (
-            "layout",
-            "rows x passes",
-            "GiB",
-            "step",
-            "MFU",
-            "arithmetic",
-            "exposed",
-            "bubble",
-            "batch up to",
-            "reason",
-        ),
+    print(
+        f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters, on {cluster}\n"
+        f"batches of {found.batch} rows of {shape.sequence} positions, in {found.precision}"
     )
-    for layout in found.layouts[:most]:
-        table.add_row(
-            layout.label,
-            f"{layout.rows} x {layout.passes}",
-            f"{layout.memory.total / GIB:.3g}",
-            format_time(layout.time.total),
-            f"{layout.utilization:.0%}",
-            *(f"{share / layout.time.total:.0%}" for share in (layout.time.compute, layout.time.exposed)),
-            f"{layout.time.bubble / layout.time.total:.0%}",
-            f"{layout.largest_batch}",
-            layout.reason,
-        )
-    _print(table)
+    if details:
+        _print_details(found, most)
+    else:
+        table = _table("", ("layout", "rows x passes", "batch up to", "GiB", "step", "MFU"))
+        for layout in found.layouts[:most]:
+            table.add_row(
+                f"{layout.label}\n{layout.reason}",
+                f"{layout.rows} x {layout.passes}",
+                f"{layout.largest_batch}",
+                f"{layout.memory.total / GIB:.3g}",
+                format_time(layout.time.total),
+                f"{layout.utilization:.0%}",
+            )
+        _print(table)
     more = len(found.layouts) - most
     others = f"{more} more fit, and " if more > 0 else ""
     usable = f"{USABLE:.0%} of {cluster.device.memory_bytes / GIB:.3g} GiB"
     print(f"{others}{found.num_unfit} layouts do not fit into {usable}.")
-    best = found.best
-    accumulated = f", accumulatedBatches={best.accumulated_batches}" if best.accumulated_batches > 1 else ""
-    print(f"\nbest: parallelism={best.as_code()}, batchSize={best.batch_size}{accumulated}")
+    print(f"\nbest: {found.best_as_code}")
     for text in advice(cluster):
         print(text)
+
+
+def _print_details(found: Plan, most: int) -> None:
+    for layout in found.layouts[:most]:
+        print(f"\n{layout.label}: {layout.as_code()}")
+        for what, kinds, total, show in (
+            ("step", {kind: getattr(layout.time, kind) for kind in TIMES}, layout.time.total, format_time),
+            ("memory", vars(layout.memory), layout.memory.total, lambda value: f"{value / GIB:.3g} GiB"),
+        ):
+            parts = ", ".join(
+                f"{kind} {show(value)}" for kind, value in kinds.items() if value > 0.0005 * total
+            )
+            print(f"  {what} {show(total)}: {parts}")
+        print(
+            f"  {format_time(layout.time.hidden)} of communication are hidden behind arithmetic. {layout.reason}"
+        )
 
 
 def print_scaling(plans: Sequence[Plan], *, is_weak: bool) -> None:
@@ -159,8 +169,7 @@ def _print(table: Table) -> None:
     from rich.console import Console
 
     console = Console()
-    # A table in a file, or in a narrow terminal, is as wide as it needs to be to stay readable.
-    Console(width=max(console.width, 150) if not console.is_terminal else None).print(table)
+    Console(width=None if console.is_terminal else 100).print(table)
 
 
 def plot_plan(found: Plan, path: Path, *, most: int) -> None:

@@ -50,8 +50,8 @@ class TrainingRecipe:
     """
 
     weight_bytes: int = 4
-    gradient_bytes: int = 4
-    optimizer_bytes: int = 8
+    gradient_bytes: float = 4
+    optimizer_bytes: float = 8
     compute_bytes: int = 4
     gathered_bytes: int = 4
     reduced_bytes: int = 4

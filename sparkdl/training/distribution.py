@@ -472,6 +472,14 @@ def num_readers(spec: TrainingSpec, num_ranks: int) -> int:
     return sizes.data * sizes.shard
 
 
+def num_planned(spec: TrainingSpec, num_ranks: int) -> int:
+    """Return for how many readers the rows of a fit that begins on ``num_ranks`` ranks are planned.
+
+    A layout that the planner chooses does not change the rows of a step: each reader takes those of several ranks.
+    """
+    return num_readers(spec, num_ranks) if spec.planner is None else num_ranks
+
+
 def placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
     """Move a module, or this rank's part of it, to the device, and set its initial weights.
 

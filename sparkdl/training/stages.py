@@ -14,7 +14,7 @@ from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module
 from sparkdl.model.losses import LossTerm
 from sparkdl.torch.buffers import plain_parts, whole_tensor
-from sparkdl.training.distribution import DividedModel, placed
+from sparkdl.training.distribution import DividedModel, num_planned, placed
 from sparkdl.training.objective import Evaluation
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class Stages(DividedModel):
 
         layout, sizes = self.layout, self.layout.sizes
         group = layout.group("pipeline")
-        self._inputs, self._num_rows = spec.inputs, spec.batch_size
-        self._microbatches = num_microbatches(sizes, spec.batch_size)
+        self._inputs = spec.inputs
+        self._num_rows = spec.batch_size * num_planned(spec, self.num_ranks) // self.num_readers
+        self._microbatches = num_microbatches(sizes, self._num_rows)
         self._names = list(inspect.signature(spec.model.forward).parameters)
         numbers = stages_of_rank(sizes.schedule, layout.rank("pipeline"), sizes.pipeline)
         last = sizes.pipeline * SCHEDULES[sizes.schedule].stages_per_rank - 1

@@ -110,6 +110,26 @@ def distribute(
     return (DividedModel if sizes.pipeline == 1 else Stages)(layout, spec, device, resources)
 
 
+def plan_layout(
+    spec: TrainingSpec, communicator: Communicator, device: torch.device, report: Report
+) -> TrainingSpec:
+    """Return the spec with the layout that its planner chooses, and report the choice. Collective.
+
+    Raises:
+        ParamError: if the model fits in no layout.
+    """
+    assert spec.planner is not None
+    was_initialized = torch.distributed.is_initialized()
+    if not was_initialized:
+        init_process_group(communicator, cuda=device.type == "cuda")
+    parallelism, about = spec.planner.choose(spec.model, device)
+    if not was_initialized:
+        destroy_process_group()
+    if communicator.rank == 0:
+        report({"kind": "layout", **about})
+    return replace(spec, parallelism=parallelism)
+
+
 class StepMonitor(Protocol):
     """Is told of each step of a rank; :class:`sparkdl.monitor.sampler.RankSampler` is one."""
 
@@ -255,7 +275,6 @@ class Trainer:
         handover: Handover | None = None,
         monitor: StepMonitor | None = None,
     ) -> None:
-        self.spec = spec
         self.monitor = monitor
         self.handover = handover
         self.communicator = communicator
@@ -263,6 +282,9 @@ class Trainer:
         refuse_what_varies(spec.deterministic)
         torch.set_num_threads(threads_of_local_rank(communicator.topology.local_size))
         self.device = choose_device(spec.device, communicator)
+        if spec.planner is not None:
+            spec = plan_layout(spec, communicator, self.device, report)
+        self.spec = spec
         meet = agree_on_checkpoint if handover is None else handover.meet
         choice = meet(spec, dataset, communicator)
         self.distribution = distribute(

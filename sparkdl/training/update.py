@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from sparkdl.errors import ParamError
 from sparkdl.foreign_errors import errors_as
+from sparkdl.model.architecture import copy_on_meta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -281,6 +282,29 @@ def make_optimizer(factory: OptimizerFactory, module: nn.Module) -> Optimizer:
             "with; it would train nothing. Each rank has a copy of the model: use the function's argument."
         )
     return optimizer
+
+
+def optimizer_bytes(module: nn.Module, factory: OptimizerFactory) -> int | None:
+    """Return the bytes of an optimizer's state after a step, which is tried on tensors without memory.
+
+    Returns:
+        The bytes; None if the optimizer reads values, or the module cannot be copied.
+    """
+    try:
+        light = copy_on_meta(module)
+        made = make_optimizer(factory, light)
+        for parameter in light.parameters():
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+        made.step()
+    except Exception:  # of the user's optimizer, or of a module that cannot be copied
+        return None
+    return sum(
+        value.nbytes
+        for state in made.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and not value.is_sparse
+    )
 
 
 def warn_of_untrained_parameters(optimizer: Optimizer, module: nn.Module) -> None:

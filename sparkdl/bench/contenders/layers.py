@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def _attention(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    size = case["width"] // case["heads"]
+    size = case["head_size"]
     heads = [case["heads"], case["key_heads"], case["key_heads"]]
     dtype = torch.bfloat16 if case["autocast"] else torch.float32
     query, key, value = (
@@ -118,6 +119,12 @@ def _decoder_block(case: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[Tens
 
 def _summed(output: Tensor) -> Tensor:
     """A scalar whose backward pass gives ``output`` a gradient without reading or writing it."""
+    result: Tensor = _sum_class().apply(output)
+    return result
+
+
+@functools.cache
+def _sum_class() -> Any:
     import torch
 
     class Sum(torch.autograd.Function):
@@ -130,8 +137,7 @@ def _summed(output: Tensor) -> Tensor:
         def backward(ctx: Any, *gradients: Any) -> Any:
             return gradients[0].expand(ctx.shape)
 
-    result: Tensor = Sum.apply(output)
-    return result
+    return Sum
 
 
 PARTS: dict[str, Callable[[Mapping[str, Any]], Callable[[], Any]]] = {

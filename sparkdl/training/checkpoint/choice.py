@@ -17,7 +17,7 @@ from sparkdl.collective.byte_exchange import broadcast_bytes
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity
 from sparkdl.training.device_batches import read_timeout_s
-from sparkdl.training.distribution import num_readers
+from sparkdl.training.distribution import num_planned
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -67,7 +67,7 @@ def agree_on_checkpoint(
         CheckpointError: as :func:`choose_checkpoint`.
         StoreError: if the folder cannot be read.
     """
-    choice = Choice(None, num_readers(spec, planned_ranks or communicator.world_size))
+    choice = Choice(None, num_planned(spec, planned_ranks or communicator.world_size))
     if spec.checkpoints is None:
         return choice
     folder = fit_folder(spec.checkpoints.url)
@@ -79,7 +79,7 @@ def agree_on_checkpoint(
         if communicator.rank == 0:
             name, manifest, damaged = choose_checkpoint(folder, identity, spec.epochs, known_damaged=damaged)
             wanted = planned_ranks or spec.checkpoints.num_ranks or communicator.world_size
-            planned = num_readers(spec, wanted)
+            planned = num_planned(spec, wanted)
             num_ranks = planned if manifest is None else manifest.num_ranks_at_start
             choice = Choice(name, num_ranks, damaged, identity)
         if communicator.world_size > 1:

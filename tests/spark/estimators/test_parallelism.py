@@ -51,6 +51,16 @@ def test_pipeline_stages_learn_what_one_worker_does(frame, tmp_path):
     )
 
 
+@pytest.mark.any_spark_will_do
+def test_auto_trains_as_the_chosen_layout_does_and_says_which(frame, tmp_path, capfd):
+    named = make_estimator(tmp_path, epochs=2, parallelism={"data": 2}).fit(frame)
+    estimator = make_estimator(tmp_path, epochs=2, parallelism="auto", showProgress=True)
+    assert estimator.getParallelism() == "auto"
+    model = estimator.fit(frame)
+    assert all(torch.equal(tensor, weights(named)[name]) for name, tensor in weights(model).items())
+    assert "the planner chooses Parallelism(data=2): Replicas fit" in capfd.readouterr().err
+
+
 def is_right(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return outputs.argmax(dim=1) == labels
 
@@ -62,8 +72,10 @@ def with_plan_for_nothing() -> nn.Module:
 
 
 NORMALIZED = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+REFUSED: list[tuple[dict[str, Any] | str, dict[str, Any], str]] = [
     ({"shard": 3, "data": 1}, {}, "shard 3 does not equal 2 ranks"),
+    ("auto", {"elastic": True}, "parallelism is 'auto', and the fit is elastic"),
+    ("automatic", {}, "or 'auto', not 'automatic'"),
     ({"shards": 2}, {}, "has no size 'shards'. Did you mean 'shard'"),
     ({"tensor": 2}, {}, "carries no plan for tensor parallelism"),
     ({"tensor": 2}, {"model": with_plan_for_nothing()}, "names the module '1.*.up'"),

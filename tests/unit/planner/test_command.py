@@ -31,6 +31,8 @@ def test_plan_prints_the_layouts_and_the_best_one_to_paste(
     content = json.loads(report.read_text())
     best = content["layouts"][0]
     assert f"best: parallelism={best['code']}, batchSize={best['batch_size']}" in printed
+    assert 'precision="bfloat16"' in printed
+    assert max(map(len, printed.split("best:")[0].splitlines())) <= 100
     assert best["step_s"]["total"] > 0
     assert best["memory_bytes"]["total"] < 80 << 30
     assert picture.stat().st_size > 10_000
@@ -62,12 +64,18 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is no number of hosts"),
         (["llama-1b", "--batch", "8", "--device", "h900"], "There is no device 'h900'"),
         (["llama-1b", "--batch", "8", "--device", "cpu"], "add --measure"),
-        (["llama-1b", "--batch", "8", "--devices-per-host", "0"], "at least one of devices_per_host, got 0"),
+        (
+            ["llama-1b", "--batch", "8", "--devices-per-host", "0"],
+            "devices_per_host of a cluster must be a positive number, got 0",
+        ),
         (["llama-1b", "--batch", "8", "--memory", "-1"], "above 0 GiB, got -1"),
         (["llama-1b", "--batch", "8", "--top", "0"], "--top 0 is too few"),
         (["llama-1b", "--batch", "8", "--json", "/nowhere/plan.json"], "there is no such folder"),
         (["llama-1b", "--batch", "8", "--sequence", "0"], "sequence must be a positive number"),
-        (["llama-1b", "--batch", "8", "--device", "h900", "--measure"], "not h900. Leave out --device"),
+        (["llama-1b", "--batch", "8", "--device", "h100", "--measure"], "--device names h100. Leave one"),
+        (["llama-1b", "--published"], "llama-1b is a model to plan. Leave one"),
+        (["llama-1b", "--batch", "8", "--plot", "plan.foo"], "its name must end in .png"),
+        (["llama-1b", "--batch", "9", "--weak", "--hosts", "2,3"], "which is no whole number"),
         (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),
     ],
 )

@@ -114,7 +114,7 @@ def test_unknown_devices_and_links_are_refused() -> None:
         make_cluster("h100", inside="string")
     with pytest.raises(ParamError, match="a rate above 0, got 0 Gbit/s"):
         make_cluster("h100", between=0.0)
-    with pytest.raises(ParamError, match="at least one of hosts, got 0"):
+    with pytest.raises(ParamError, match="hosts of a cluster must be a positive number, got 0"):
         make_cluster("h100", hosts=0)
 
 

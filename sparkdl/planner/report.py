@@ -18,24 +18,31 @@ if TYPE_CHECKING:
 
     from sparkdl.planner.layouts import Layout, Plan
 
-TIMES = (
-    "products",
-    "attention",
-    "passes",
-    "recomputation",
-    "optimizer",
-    "contention",
-    "tensor",
-    "context",
-    "shard",
-    "data",
-    "pipeline",
-    "bubble",
-)
-"""Kinds of time of :class:`~sparkdl.planner.cost.StepTime`, which add up to the step."""
+TIMES = {
+    "products": "#08519c",
+    "attention": "#3182bd",
+    "passes": "#6baed6",
+    "recomputation": "#9ecae1",
+    "optimizer": "#c6dbef",
+    "contention": "#deebf7",
+    "tensor": "#a63603",
+    "context": "#e6550d",
+    "shard": "#fd8d3c",
+    "data": "#fdae6b",
+    "pipeline": "#fdd0a2",
+    "bubble": "#969696",
+}
+"""Kinds of time of :class:`~sparkdl.planner.cost.StepTime`, which add up to the step, and their colors: arithmetic is
+blue, communication orange, waiting gray."""
 
-MEMORIES = ("weights", "gradients", "optimizer", "activations", "buffers")
-"""Kinds of memory of :class:`~sparkdl.planner.memory.RankMemory`, which add up to its total."""
+MEMORIES = {
+    "weights": "#006d2c",
+    "gradients": "#2ca25f",
+    "optimizer": "#99d8c9",
+    "activations": "#756bb1",
+    "buffers": "#bcbddc",
+}
+"""Kinds of memory of :class:`~sparkdl.planner.memory.RankMemory`, which add up to its total, and their colors."""
 
 
 def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
@@ -179,26 +186,30 @@ def plot_plan(found: Plan, path: Path, *, most: int) -> None:
     layouts = found.layouts[:most]
     figure = Figure(figsize=(14, 2.2 + 0.4 * len(layouts)), layout="constrained")
     times, memories = figure.subplots(1, 2, sharey=True)
-    _bars(times, layouts, {kind: [getattr(each.time, kind) for each in layouts] for kind in TIMES})
-    times.set_xlabel("seconds of a step")
+    usable = USABLE * found.cluster.device.memory_bytes / GIB
+    memories.axvline(usable, color="black", linestyle="--", label=f"limit ({usable:.3g} GiB)")
+    _bars(times, layouts, {kind: [getattr(each.time, kind) for each in layouts] for kind in TIMES}, TIMES)
     _bars(
-        memories, layouts, {kind: [getattr(each.memory, kind) / GIB for each in layouts] for kind in MEMORIES}
+        memories,
+        layouts,
+        {kind: [getattr(each.memory, kind) / GIB for each in layouts] for kind in MEMORIES},
+        MEMORIES,
     )
-    memories.axvline(found.cluster.device.memory_bytes / GIB, color="black", linestyle="--")
-    memories.set_xlabel("GiB on the fullest rank; the device's memory is dashed")
+    times.set_title("time of a step, in seconds")
+    memories.set_title("memory of the fullest rank, in GiB")
     figure.suptitle(f"{found.shape.name} on {found.cluster}, batches of {found.batch} rows")
     figure.savefig(path)
 
 
-def _bars(axes: Axes, layouts: Sequence[Layout], kinds: Mapping[str, Sequence[float]]) -> None:
+def _bars(
+    axes: Axes, layouts: Sequence[Layout], kinds: Mapping[str, Sequence[float]], colors: Mapping[str, str]
+) -> None:
     """Draw one bar for each layout, of the kinds that are not zero everywhere."""
-    from matplotlib import colormaps
-
     labels, left = [layout.label for layout in layouts], [0.0] * len(layouts)
     least = 0.002 * max(map(sum, zip(*kinds.values(), strict=True)))
     shown = {kind: values for kind, values in kinds.items() if max(values) > least}
-    for color, (kind, values) in zip(colormaps["tab20"].colors, shown.items(), strict=False):  # type: ignore[attr-defined]
-        axes.barh(labels, values, left=left, label=kind, color=color)
+    for kind, values in shown.items():
+        axes.barh(labels, values, left=left, label=kind, color=colors[kind])
         left = [before + value for before, value in zip(left, values, strict=True)]
     axes.invert_yaxis() if not axes.yaxis_inverted() else None
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, fontsize="small")
@@ -223,10 +234,14 @@ def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
         "exposed communication": [row["exposed"] for row in rows],
         "bubble": [row["bubble"] for row in rows],
     }
-    shares.stackplot(ranks, list(parts.values()), labels=list(parts), alpha=0.5)
-    for name in ("efficiency", "utilization"):
-        shares.plot(ranks, [row[name] for row in rows], marker="o", label=name)
-    shares.set_title("shares of a step, efficiency and utilization of the data sheet")
+    colors = ("#9ecae1", "#fdae6b", "#bdbdbd")
+    shares.stackplot(ranks, list(parts.values()), labels=list(parts), colors=colors)
+    for name, label, color in (
+        ("efficiency", f"efficiency against {ranks[0]} ranks", "black"),
+        ("utilization", "model FLOP utilization (MFU)", "#a63603"),
+    ):
+        shares.plot(ranks, [row[name] for row in rows], marker="o", label=label, color=color)
+    shares.set_title("shares of a step")
     shares.legend(loc="lower left")
     layouts = ["\n".join([f"{row['ranks']:,}", *row["layout"].split(", ")]) for row in rows]
     for axes, labels in ((speeds, [f"{each:,}" for each in ranks]), (shares, layouts)):

@@ -322,11 +322,16 @@ class NcclCommunicator:
         All ranks must make this call; a rank without a color gets None. rank, world_size and name are those in the new communicator.
         """
 
-    def run(self, operations: Sequence[NcclOperation], stream: int, timeout_s: float) -> int:
+    def run(self, operations: Sequence[NcclOperation], stream: int, timeout_s: float, after: int | None = None) -> int:
         """
         Put operations on a stream (a cudaStream_t as an integer) as one group, and return the number of the group.
 
-        If they are not complete within timeout_s seconds, the communicator fails.
+        If they are not complete within timeout_s seconds, the communicator fails. They also follow the work that is on the stream after, if one is given.
+        """
+
+    def join(self, number: int, stream: int) -> None:
+        """
+        Make later work on a stream follow the group with this number. Returns at once.
         """
 
     def done(self, number: int) -> bool:

@@ -78,7 +78,7 @@ NcclOperation Sum(std::vector<float>& data) {
 
 Status RunAndWait(NcclCommunicator& communicator, const NcclOperation& operation,
                   double timeout_s = kTimeout) {
-  auto number = communicator.Run({operation}, nullptr, timeout_s, nullptr);
+  auto number = communicator.Run({operation}, nullptr, {}, timeout_s, nullptr);
   SPARKDL_RETURN_IF_ERROR(number.status());
   return communicator.Wait(number.value(), kTimeout, nullptr);
 }
@@ -101,7 +101,7 @@ TEST(AbortEndsAnOperationThatWaitsForAPeer) {
   OnRanks(2, [&](NcclCommunicator& communicator, int rank) {
     if (rank == 1) return;
     std::vector<float> data(10);
-    auto number = communicator.Run({Sum(data)}, nullptr, kTimeout, nullptr);
+    auto number = communicator.Run({Sum(data)}, nullptr, {}, kTimeout, nullptr);
     CHECK_OK(number.status());
     std::thread other([&] {
       CHECK(communicator.busy());
@@ -119,7 +119,7 @@ TEST(AbortEndsAnOperationThatWaitsForAPeer) {
 TEST(CommunicatorDroppedDuringAnOperationIsAborted) {
   std::vector<float> data(10);
   OnRanks(2, [&](NcclCommunicator& communicator, int rank) {
-    if (rank == 0) CHECK_OK(communicator.Run({Sum(data)}, nullptr, kTimeout, nullptr).status());
+    if (rank == 0) CHECK_OK(communicator.Run({Sum(data)}, nullptr, {}, kTimeout, nullptr).status());
   });
 }
 

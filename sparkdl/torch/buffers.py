@@ -60,6 +60,9 @@ class Reduction:
     bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
+_REDUCTIONS = {kind: Reduction(op=op) for kind, op in PLAIN_OPS.items()}
+
+
 def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
     """Translate a c10d ``ReduceOp``.
 
@@ -75,7 +78,7 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
         raise ParamError(
             f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX, PRODUCT or a bitwise operation"
         )
-    return Reduction(op=PLAIN_OPS[kind])
+    return _REDUCTIONS[kind]
 
 
 def _parts(reduce_op: Any) -> tuple[Any, Any]:
@@ -88,7 +91,11 @@ def _parts(reduce_op: Any) -> tuple[Any, Any]:
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor in order, one-dimensional: a view if it is contiguous, else a copy."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    flat = tensor.detach()
+    if not is_flat(flat):
+        flat = flat.resolve_conj().resolve_neg().contiguous()
+    elif flat.dim() == 1 and flat.stride(0) == 1:
+        return flat
     # With a stride of 1: a contiguous tensor of at most one element may have any stride, as a column of a one-row
     # matrix has, and torch then refuses to view it as bytes.
     return flat.as_strided((flat.numel(),), (1,))

@@ -6,6 +6,7 @@
 // memory counts as memory of the current GPU; otherwise only memory from cuMemAlloc_v2 does.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -195,6 +196,14 @@ int cuEventCreate(Event** event, unsigned int) {
 int cuEventRecord(Event* event, void* stream) {
   const uint64_t number = ++event->recorded;
   StreamOf(stream)->Put([=] { event->reached = number; });
+  return kSuccess;
+}
+
+int cuStreamWaitEvent(void* stream, Event* event, unsigned int) {
+  const uint64_t number = event->recorded;
+  StreamOf(stream)->Put([=] {
+    while (event->reached < number) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  });
   return kSuccess;
 }
 

@@ -6,6 +6,7 @@
 // version=21500: result of ncclGetVersion. fail=NAME:RESULT: the function NAME returns RESULT, with
 // NCCL_STAND_IN_LAST_ERROR as the last error. state=RESULT: result of ncclCommGetAsyncError for
 // open communicators. open=RESULT: opening ends with RESULT. open=never: opening does not end.
+// launch=now: a call puts its operations on the stream before it returns, with no thread between.
 //
 // Every call appends its name to the file NCCL_STAND_IN_CALLS-PID, if that variable is set.
 #include <fcntl.h>
@@ -97,8 +98,13 @@ void RunOnStream(void* argument) {
 // On a separate thread, as NCCL does for non-blocking communicators.
 void Launch(std::vector<Operation> operations) {
   Comm* comm = operations.front().comm;
-  comm->state = stand_in::kInProgress;
   comm->num_running += 1;
+  if (Told("launch") == "now") {
+    void* stream = operations.front().stream;
+    cuLaunchHostFunc(stream, &RunOnStream, new std::vector<Operation>(std::move(operations)));
+    return;
+  }
+  comm->state = stand_in::kInProgress;
   std::thread([comm, operations = std::move(operations)]() mutable {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     void* context = nullptr;

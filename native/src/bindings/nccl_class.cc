@@ -96,11 +96,16 @@ class NcclCommunicatorObject {
     return std::make_unique<NcclCommunicatorObject>(std::move(core));
   }
 
-  uint64_t Run(const std::vector<NcclOperation>& operations, uintptr_t stream, double timeout_s) {
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has streams as integers
-    auto* cuda_stream = reinterpret_cast<CudaStream>(stream);
-    return ValueOrRaise(
-        WithoutGil([&] { return core_->Run(operations, cuda_stream, timeout_s, &HasSignal); }));
+  uint64_t Run(const std::vector<NcclOperation>& operations, uintptr_t stream, double timeout_s,
+               std::optional<uintptr_t> after) {
+    std::optional<CudaStream> follows;
+    if (after.has_value()) follows = StreamOf(*after);
+    return ValueOrRaise(WithoutGil(
+        [&] { return core_->Run(operations, StreamOf(stream), follows, timeout_s, &HasSignal); }));
+  }
+
+  void Join(uint64_t number, uintptr_t stream) {
+    RaiseIfError(core_->Join(number, StreamOf(stream)));
   }
 
   void Wait(uint64_t number, double timeout_s) {
@@ -123,6 +128,11 @@ class NcclCommunicatorObject {
   }
 
  private:
+  static CudaStream StreamOf(uintptr_t stream) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): Python has streams as integers
+    return reinterpret_cast<CudaStream>(stream);
+  }
+
   std::unique_ptr<NcclCommunicator> core_;
 };
 
@@ -247,10 +257,13 @@ void DefineCommunicator(nb::module_& module) {
            "their keys.\n\n"
            "All ranks must make this call; a rank without a color gets None. rank, world_size "
            "and name are those in the new communicator.")
-      .def("run", &Self::Run, "operations"_a, "stream"_a, "timeout_s"_a,
+      .def("run", &Self::Run, "operations"_a, "stream"_a, "timeout_s"_a, "after"_a = nb::none(),
            "Put operations on a stream (a cudaStream_t as an integer) as one group, and return "
            "the number of the group.\n\n"
-           "If they are not complete within timeout_s seconds, the communicator fails.")
+           "If they are not complete within timeout_s seconds, the communicator fails. They also "
+           "follow the work that is on the stream after, if one is given.")
+      .def("join", &Self::Join, "number"_a, "stream"_a,
+           "Make later work on a stream follow the group with this number. Returns at once.")
       .def("done", &Self::IsDone, "number"_a,
            "Whether the group with this number and all before it are complete on the GPU.")
       .def("wait", &Self::Wait, "number"_a, "timeout_s"_a,

@@ -11,18 +11,25 @@
 namespace sparkdl {
 namespace {
 
-// Sleeps that become longer; short at first, because most waits take only some microseconds.
+// Sleeps that become longer. Most waits take only some microseconds, and even the shortest sleep
+// takes more than fifty: until then it lets other threads run.
 class Pause {
  public:
   void operator()() {
+    if (next_ == kFirst && Clock::now() < spin_until_) {
+      std::this_thread::yield();
+      return;
+    }
     std::this_thread::sleep_for(next_);
     next_ = std::min(2 * next_, kLongest);
   }
   bool is_long() const { return next_ == kLongest; }
 
  private:
+  static constexpr std::chrono::microseconds kFirst{50};
   static constexpr std::chrono::microseconds kLongest{2000};
-  std::chrono::microseconds next_{5};
+  std::chrono::microseconds next_ = kFirst;
+  const Clock::time_point spin_until_ = Clock::now() + 2 * kFirst;
 };
 
 }  // namespace
@@ -126,9 +133,37 @@ Result<std::unique_ptr<NcclCommunicator>> NcclCommunicator::BeginSplit(
   return std::unique_ptr<NcclCommunicator>(new NcclCommunicator(child, options));
 }
 
+Status NcclCommunicator::Follow(CudaStream stream, CudaStream after) {
+  if (stream == after) return {};
+  const NcclLibrary& library = state_->gpu->library();
+  const CudaSymbols& cuda = library.cuda();
+  if (state_->fork == nullptr) {
+    auto event = state_->TakeEvent();
+    SPARKDL_RETURN_IF_ERROR(event.status());
+    state_->fork = event.value();
+  }
+  SPARKDL_RETURN_IF_ERROR(library.CheckCuda(cuda.cuEventRecord(state_->fork, after),
+                                            "recording an event on the stream to follow"));
+  return library.CheckCuda(cuda.cuStreamWaitEvent(stream, state_->fork, 0),
+                           "making a stream follow another one");
+}
+
+Status NcclCommunicator::Join(uint64_t number, CudaStream stream) {
+  const Gpu::Current current(*state_->gpu);
+  SPARKDL_RETURN_IF_ERROR(current.status());
+  const std::scoped_lock lock(state_->mutex);
+  SPARKDL_RETURN_IF_ERROR(state_->failure);
+  const auto flight = std::find_if(state_->flights.begin(), state_->flights.end(),
+                                   [=](const NcclFlight& one) { return one.number == number; });
+  if (flight == state_->flights.end()) return {};  // complete
+  const NcclLibrary& library = state_->gpu->library();
+  return library.CheckCuda(library.cuda().cuStreamWaitEvent(stream, flight->event, 0),
+                           "making a stream follow an operation");
+}
+
 Result<uint64_t> NcclCommunicator::Run(const std::vector<NcclOperation>& operations,
-                                       CudaStream stream, double timeout_s,
-                                       InterruptCheck interrupt_check) {
+                                       CudaStream stream, std::optional<CudaStream> after,
+                                       double timeout_s, InterruptCheck interrupt_check) {
   if (operations.empty()) {
     return Status(StatusCode::kInvalidArgument, "there must be at least one operation");
   }
@@ -152,7 +187,8 @@ Result<uint64_t> NcclCommunicator::Run(const std::vector<NcclOperation>& operati
                       Describe(operations.front()) + " on '" + options_.name +
                           "' could not be started within its time: some rank has not called it");
     } else if (issue) {
-      status = Issue(operations, stream, made);
+      if (after.has_value()) status = Follow(stream, *after);
+      if (status.ok()) status = Issue(operations, stream, made);
     } else {
       const NcclSymbols& nccl = state_->gpu->library().nccl();
       for (const int reduction : made) nccl.ncclRedOpDestroy(reduction, state_->comm);
@@ -190,15 +226,14 @@ Result<uint64_t> NcclCommunicator::Register(const std::vector<NcclOperation>& op
     return recorded;
   }
   flight.number = ++state_->last_number;
-  flight.what = Describe(operations.front());
-  if (operations.size() > 1) {
-    flight.what += " and " + std::to_string(operations.size() - 1) + " more";
-  }
+  flight.operation = operations.front();
+  flight.num_more = operations.size() - 1;
   flight.timeout_s = timeout_s;
   flight.deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                        std::chrono::duration<double>(std::min(timeout_s, 1e8)));
   state_->flights.push_back(std::move(flight));
-  state_->changed.notify_all();
+  // With more flights the watching thread is awake, and looks at all of them.
+  if (state_->flights.size() == 1) state_->changed.notify_all();
   return state_->last_number;
 }
 

@@ -22,27 +22,26 @@ Gpu::~Gpu() { library_->cuda().cuDevicePrimaryCtxRelease_v2(device_); }
 Gpu::Current::Current(const Gpu& gpu)
     : gpu_(gpu),
       status_(gpu.library().CheckCuda(gpu.library().cuda().cuCtxPushCurrent_v2(gpu.context_),
-                                      "making GPU " + std::to_string(gpu.ordinal()) + " current")) {
-}
+                                      "making the GPU current")) {}
 
 Gpu::Current::~Current() {
   CudaContext popped = nullptr;
   if (status_.ok()) gpu_.library().cuda().cuCtxPopCurrent_v2(&popped);
 }
 
-Status Gpu::CheckPointer(const void* pointer, const std::string& name) const {
+Status Gpu::CheckPointer(const void* pointer, std::string_view name) const {
   int ordinal = -1;
   const CudaResult result = library_->cuda().cuPointerGetAttribute(
       static_cast<void*>(&ordinal), kCudaPointerDeviceOrdinal, reinterpret_cast<uint64_t>(pointer));
   if (result == CudaResult::kInvalidValue) {
-    return Status(StatusCode::kInvalidArgument, name + " is not in memory that CUDA knows; NCCL " +
-                                                    "takes memory of GPU " +
-                                                    std::to_string(ordinal_));
+    return Status(StatusCode::kInvalidArgument,
+                  std::string(name) + " is not in memory that CUDA knows; NCCL " +
+                      "takes memory of GPU " + std::to_string(ordinal_));
   }
-  SPARKDL_RETURN_IF_ERROR(library_->CheckCuda(result, "asking where " + name + " lies"));
+  SPARKDL_RETURN_IF_ERROR(library_->CheckCuda(result, "asking where a buffer lies"));
   if (ordinal != ordinal_) {
     return Status(StatusCode::kInvalidArgument,
-                  name + " is in memory of GPU " + std::to_string(ordinal) +
+                  std::string(name) + " is in memory of GPU " + std::to_string(ordinal) +
                       ", but the communicator is on GPU " + std::to_string(ordinal_));
   }
   return {};

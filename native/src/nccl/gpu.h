@@ -3,7 +3,7 @@
 #define SPARKDL_NCCL_GPU_H_
 
 #include <memory>
-#include <string>
+#include <string_view>
 
 #include "sparkdl/nccl/library.h"
 #include "sparkdl/status.h"
@@ -37,7 +37,7 @@ class Gpu {
   };
 
   // Ok if the pointer is to memory of this GPU, or to memory that the GPU accesses as its own.
-  Status CheckPointer(const void* pointer, const std::string& name) const;
+  Status CheckPointer(const void* pointer, std::string_view name) const;
 
   Result<bool> IsCapturing(CudaStream stream) const;
 

@@ -7,18 +7,17 @@
 namespace sparkdl {
 
 Status NcclCommunicator::Validate(const NcclOperation& operation) const {
-  const std::string what = Describe(operation);
   if (operation.rank < 0 || operation.rank >= world_size()) {
-    return Status(StatusCode::kInvalidArgument, what + ": rank " + std::to_string(operation.rank) +
-                                                    " is outside a world of " +
-                                                    std::to_string(world_size()) + " ranks");
+    return Status(StatusCode::kInvalidArgument,
+                  Describe(operation) + ": rank " + std::to_string(operation.rank) +
+                      " is outside a world of " + std::to_string(world_size()) + " ranks");
   }
   if (operation.count == 0) return {};
   for (const void* pointer : {operation.input, static_cast<const void*>(operation.output)}) {
     if (pointer == nullptr) continue;
-    const bool is_input = pointer == operation.input;
-    SPARKDL_RETURN_IF_ERROR(
-        state_->gpu->CheckPointer(pointer, what + ": the " + (is_input ? "input" : "output")));
+    const Status status =
+        state_->gpu->CheckPointer(pointer, pointer == operation.input ? "the input" : "the output");
+    if (!status.ok()) return status.Within(Describe(operation));
   }
   return {};
 }
@@ -47,9 +46,10 @@ Status NcclCommunicator::Issue(const std::vector<NcclOperation>& operations, Cud
       status = IssueOne(operations[i], reductions[i], stream);
     }
     // Also after a failure: otherwise this thread's next group would be part of this one.
-    const Status ended =
-        library.Check(nccl.ncclGroupEnd(), "starting " + Describe(operations.front()));
-    if (status.ok()) status = ended;
+    const NcclResult ended = nccl.ncclGroupEnd();
+    if (status.ok() && ended != NcclResult::kInProgress && ended != NcclResult::kSuccess) {
+      status = library.Check(ended, "starting " + Describe(operations.front()));
+    }
   }
   return status;
 }
@@ -83,6 +83,7 @@ Status NcclCommunicator::IssueOne(const NcclOperation& operation, int reduction,
       result = nccl.ncclRecv(o.output, o.count, o.type, o.rank, comm, stream);
       break;
   }
+  if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return {};
   return state_->gpu->library().Check(result, Describe(operation));
 }
 

@@ -76,26 +76,26 @@ Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::Load(
   return std::shared_ptr<const NcclLibrary>(library);
 }
 
-Status NcclLibrary::Check(NcclResult result, const std::string& what) const {
+Status NcclLibrary::Check(NcclResult result, std::string_view what) const {
   if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return {};
   // NCCL keeps the last error per process, not per communicator.
   const std::string last_error = TextOrNothing(nccl_.ncclGetLastError(nullptr));
-  std::string text = what + " failed: NCCL " + FormatNcclVersion(version_) + " says \"" +
-                     TextOrNothing(nccl_.ncclGetErrorString(result)) + "\"";
+  std::string text = std::string(what) + " failed: NCCL " + FormatNcclVersion(version_) +
+                     " says \"" + TextOrNothing(nccl_.ncclGetErrorString(result)) + "\"";
   if (!last_error.empty()) text += " (" + last_error + ")";
   const std::string_view hint = NcclHintFor(result, last_error);
   if (!hint.empty()) text += ". " + std::string(hint);
   return Status(StatusCode::kFailed, std::move(text));
 }
 
-Status NcclLibrary::CheckCuda(CudaResult result, const std::string& what) const {
+Status NcclLibrary::CheckCuda(CudaResult result, std::string_view what) const {
   if (result == CudaResult::kSuccess) return {};
   const char* name = nullptr;
   const char* text = nullptr;
   cuda_.cuGetErrorName(result, &name);
   cuda_.cuGetErrorString(result, &text);
   return Status(StatusCode::kFailed,
-                what + " failed: CUDA says " +
+                std::string(what) + " failed: CUDA says " +
                     (name != nullptr ? name : std::to_string(static_cast<int>(result))) + ", \"" +
                     TextOrNothing(text) + "\"");
 }

@@ -36,9 +36,11 @@ std::string_view NameOf(NcclKind kind) {
 }  // namespace
 
 Result<NcclType> NcclTypeOf(std::string_view name) {
-  std::string known;
   for (const NcclType& type : kTypes) {
     if (type.name == name) return type;
+  }
+  std::string known;
+  for (const NcclType& type : kTypes) {
     known += (known.empty() ? "" : ", ") + std::string(type.name);
   }
   return Status(StatusCode::kInvalidArgument,

@@ -48,7 +48,14 @@ void AbortComm(NcclState& state, std::unique_lock<std::mutex>& lock) {
 
 }  // namespace
 
+std::string Describe(const NcclFlight& flight) {
+  std::string text = Describe(flight.operation);
+  if (flight.num_more > 0) text += " and " + std::to_string(flight.num_more) + " more";
+  return text;
+}
+
 NcclState::~NcclState() {
+  if (fork != nullptr) gpu->library().cuda().cuEventDestroy_v2(fork);
   for (CudaEvent event : spare_events) gpu->library().cuda().cuEventDestroy_v2(event);
 }
 
@@ -62,9 +69,10 @@ Result<bool> NcclState::IsQuiet() {
   const NcclLibrary& library = gpu->library();
   NcclResult result = NcclResult::kSuccess;
   const NcclResult asked = library.nccl().ncclCommGetAsyncError(comm, &result);
-  Status status = library.Check(asked, "asking for the state of '" + name + "'");
-  if (status.ok()) status = library.Check(result, "NCCL communicator '" + name + "'");
+  Status status = library.Check(asked, "asking NCCL for its state");
+  if (status.ok()) status = library.Check(result, "NCCL");
   if (!status.ok()) {
+    status = status.Within("NCCL communicator '" + name + "'");
     Fail(status);
     return status;
   }
@@ -79,7 +87,7 @@ void NcclState::LookAtFlights() {
     const CudaResult result = library.cuda().cuEventQuery(flights.front().event);
     if (result == CudaResult::kNotReady) break;
     if (result != CudaResult::kSuccess) {
-      Fail(library.CheckCuda(result, flights.front().what + " on '" + name + "'"));
+      Fail(library.CheckCuda(result, Describe(flights.front()) + " on '" + name + "'"));
       return;
     }
     spare_events.push_back(flights.front().event);
@@ -90,7 +98,7 @@ void NcclState::LookAtFlights() {
     if (now < flight.deadline) continue;
     if (library.cuda().cuEventQuery(flight.event) == CudaResult::kSuccess) continue;
     Fail(Status(StatusCode::kTimeout,
-                flight.what + " on '" + name + "' was not complete on GPU " +
+                Describe(flight) + " on '" + name + "' was not complete on GPU " +
                     std::to_string(gpu->ordinal()) + " within " + FormatSeconds(flight.timeout_s) +
                     ": some rank has not called it, or the streams are still busy with what was "
                     "put on them before"));

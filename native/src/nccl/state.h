@@ -21,10 +21,15 @@ namespace sparkdl {
 struct NcclFlight {
   uint64_t number = 0;
   CudaEvent event = nullptr;
-  std::string what;
+  // The first operation of the group, and the number of the others.
+  NcclOperation operation;
+  size_t num_more = 0;
   double timeout_s = 0;
   Clock::time_point deadline;
 };
+
+// Such as "allreduce of 4 float32 and 2 more".
+std::string Describe(const NcclFlight& flight);
 
 // Shared by the communicator and its watching thread, which outlives the communicator if
 // ncclCommAbort hangs. All fields are guarded by the mutex, which is held during calls of NCCL,
@@ -62,6 +67,8 @@ struct NcclState {
   bool left = false;
   std::deque<NcclFlight> flights;
   std::vector<CudaEvent> spare_events;
+  // Recorded on the stream that a group follows; made for the first such group.
+  CudaEvent fork = nullptr;
   uint64_t last_number = 0;
   // Communicator from which this one is being split off, and the one that is being split off from
   // this one.

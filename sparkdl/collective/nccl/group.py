@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -21,12 +21,14 @@ from sparkdl.collective.buffers import DeviceArray, device_array, item_bytes
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from sparkdl._native import NcclCommunicator
     from sparkdl.collective.communicator import Array, Communicator
 
+
+Result = TypeVar("Result")
 
 _BITS = {"sum": "max", "max": "max", "product": "min", "min": "min"}
 
@@ -126,17 +128,20 @@ class NcclBatch:
             ends = ends[0] + send, ends[1] + receive
         return self
 
-    def run(self, *, stream: int, timeout_s: float | None = None) -> NcclHandle:
+    def run(self, *, stream: int, after: int | None = None, timeout_s: float | None = None) -> NcclHandle:
         """Put the operations on a stream and return before they are complete.
 
         Args:
             stream: the ``cudaStream_t`` as an integer; 0 is the default stream.
+            after: another stream, whose work so far the operations follow, too.
             timeout_s: seconds after which the group fails if they are not complete; the group's deadline when None.
 
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        return self._group.run(self._operations, self._arrays, stream=stream, timeout_s=timeout_s)
+        return self._group.run(
+            self._operations, self._arrays, stream=stream, after=after, timeout_s=timeout_s
+        )
 
     def _take(self, array: Array, *, writes: bool = False) -> DeviceArray:
         taken = device_array(array)
@@ -232,13 +237,15 @@ class NcclWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._closed.is_set():
+        while True:
             self.started.wait()
+            # First the pause: a thread that woke for every operation would take the GIL from those that start them.
+            if self._closed.wait(_LOOK_S):
+                return
             self.started.clear()
-            while self._core.busy and not self._closed.wait(_LOOK_S):
-                self._look()
-            if not self._closed.is_set():
-                self._look()
+            self._look()
+            if self._core.busy:
+                self.started.set()
 
     def _look(self) -> None:
         failure = self._communicator.failure
@@ -276,6 +283,18 @@ class NcclHandle:
         """
         with self._group.errors() as core:
             core.wait(self._number, self._group.timeout_s if timeout_s is None else timeout_s)
+
+    def owners(self) -> list[Any]:
+        """The arrays that the operations use."""
+        return [array.owner for array in self._arrays]
+
+    def join(self, stream: int) -> None:
+        """Make later work on another stream follow the operations; the host does not wait.
+
+        Raises:
+            CommunicatorError: if the group has failed; the subclass says how.
+        """
+        self._group.join(self._number, stream)
 
     def done(self) -> bool:
         """Whether the GPU has completed the operations.
@@ -353,22 +372,27 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         arrays: Sequence[DeviceArray],
         *,
         stream: int,
+        after: int | None = None,
         timeout_s: float | None = None,
     ) -> NcclHandle:
         """Put operations on a stream, as :meth:`NcclBatch.run` does; does nothing if there are none."""
-        with self.errors():
-            number = 0
-            if operations:
-                number = self._core.run(
-                    operations, stream, self.timeout_s if timeout_s is None else timeout_s
-                )
+        number = 0
+        if operations:
+            timeout_s = self.timeout_s if timeout_s is None else timeout_s
+            number = self._call(lambda core: core.run(operations, stream, timeout_s, after))
+            if not self._watch.started.is_set():
                 self._watch.started.set()
+        else:
+            self.check()
         return NcclHandle(self, number, arrays)
 
     def is_done(self, number: int) -> bool:
         """Whether the GPU has completed the operations with this number, and all earlier ones."""
-        with self.errors():
-            return self._core.done(number)
+        return self._call(lambda core: core.done(number))
+
+    def join(self, number: int, stream: int) -> None:
+        """Make later work on a stream follow the operations with this number; the host does not wait."""
+        self._call(lambda core: core.join(number, stream))
 
     def split(self, ranks: Sequence[int], name: str) -> NcclGroup | None:
         """Open a process set by ``ncclCommSplit``. All ranks of the group must make this call with the same arguments.
@@ -456,9 +480,21 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         try:
             yield self._core
         except CommunicatorError as error:
-            if self._core.failure is None or self._closed:
-                raise
-            raise self._watch.explain(error) from error
+            self._explain(error)
+
+    def _call(self, function: Callable[[NcclCommunicator], Result]) -> Result:
+        """The same as :meth:`errors`, which takes some microseconds, for one call."""
+        if self.communicator.failure is not None:
+            raise self._watch.communicators_error()
+        try:
+            return function(self._core)
+        except CommunicatorError as error:
+            self._explain(error)
+
+    def _explain(self, error: CommunicatorError) -> NoReturn:
+        if self._core.failure is None or self._closed:
+            raise error
+        raise self._watch.explain(error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

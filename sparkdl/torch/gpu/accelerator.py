@@ -6,7 +6,7 @@ The ranks exchange which GPU they have, as NCCL needs one for each:
   rank has none: CUDA tensors are then refused.
 * ``"torch"``: torch's ``ProcessGroupNCCL``, which torch's own users rely on, in a :class:`TorchAccelerator`.
 * ``"sparkdl"``: :class:`~sparkdl.torch.gpu.nccl.NcclAccelerator`, whose failures name the rank and reach all ranks.
-  It becomes the choice of ``"auto"`` once it is measured to be as fast on machines with several GPUs.
+  It becomes the choice of ``"auto"`` once it is measured to be as fast on machines with several GPUs. ``hvd`` takes it.
 * ``"hierarchical"``: :class:`~sparkdl.torch.gpu.hierarchical.HierarchicalAccelerator`, NCCL inside each host and the
   communicator's own transport across hosts. ``"auto"`` chooses it if the communicator's ``transport`` asks for it. If
   all ranks are on one host, torch's NCCL is used instead.
@@ -88,6 +88,25 @@ def open_accelerator(
     Raises:
         ParamError: on every rank, if the backend is not available, or ranks asked for different backends.
     """
+    chosen = agree_on_backend(backend, communicator, rendezvous, timeout_s)
+    return None if chosen is None else open_chosen(chosen, communicator, rendezvous, store, timeout_s)
+
+
+def agree_on_backend(
+    backend: str, communicator: Communicator, rendezvous: Rendezvous, timeout_s: float, *, own: bool = False
+) -> str | None:
+    """Agree on the backend of CUDA tensors; None if ``"auto"`` finds a rank without a GPU. Collective.
+
+    Args:
+        backend: one of ``CUDA_BACKENDS``.
+        communicator: communicator of the ranks.
+        rendezvous: rendezvous whose keys only this choice uses.
+        timeout_s: longest wait for the other ranks, in seconds.
+        own: whether ``"auto"`` means sparkdl's own NCCL where it can be opened.
+
+    Raises:
+        ParamError: as :func:`open_accelerator`.
+    """
     texts = all_gather_bytes(
         rendezvous,
         key="gpu",
@@ -97,22 +116,32 @@ def open_accelerator(
         timeout_s=timeout_s,
     )
     ranks = [json.loads(text) for text in texts]
+    may_share = all(rank["may_share"] for rank in ranks)
     chosen = choose_cuda_backend(
         [rank["backend"] for rank in ranks],
         [rank["gpu"] for rank in ranks],
         is_hierarchical=is_hierarchical(communicator.requested_transport),
         num_hosts=communicator.topology.num_hosts,
-        may_share=all(rank["may_share"] for rank in ranks),
+        may_share=may_share,
     )
     if chosen is None:
         return None
+    if own and (chosen == "torch" or (chosen == "host" and may_share)):
+        chosen = "sparkdl"
     if backend == "auto" and chosen == "host" and communicator.rank == 0:
         logger.warning(
             "Ranks share a GPU: CUDA tensors travel through host memory.%s",
-            " cuda='sparkdl' uses NCCL between them." if all(rank["may_share"] for rank in ranks) else "",
+            " cuda='sparkdl' uses NCCL between them." if may_share else "",
         )
     if communicator.rank == 0:
         warn_of_wire(chosen, communicator.wire, communicator.topology.num_hosts)
+    return chosen
+
+
+def open_chosen(
+    chosen: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
+) -> Accelerator:
+    """Open the backend that :func:`agree_on_backend` has chosen; collective, with the arguments of open_accelerator."""
     if chosen == "torch":
         return _torch_nccl(communicator, store, timeout_s)
     device = torch.device("cuda", torch.cuda.current_device())

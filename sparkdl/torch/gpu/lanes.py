@@ -26,6 +26,7 @@ class GpuLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device)
+        self._number = int(self._side.cuda_stream)
 
     @contextmanager
     def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
@@ -40,11 +41,34 @@ class GpuLane:
             yield int(current.cuda_stream)
             return
         self._side.wait_stream(current)
+        with self.on_side(tensors) as number:
+            yield number
+
+    def streams(self, *, asynchronous: bool) -> tuple[int, int]:
+        """The numbers of the stream for an operation of NCCL and of the caller's stream, which it follows.
+
+        Args:
+            asynchronous: whether the caller's stream continues meanwhile; if not, both are that stream.
+        """
+        current = int(torch._C._cuda_getCurrentRawStream(self._device.index))
+        return (self._number if asynchronous else current), current
+
+    def is_capturing(self) -> bool:
+        """Whether the caller's stream is being captured in a CUDA graph."""
+        return torch.cuda.is_current_stream_capturing()
+
+    @contextmanager
+    def on_side(self, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+        """Within this context, torch's work runs on the lane's own stream; yields its number.
+
+        Args:
+            tensors: tensors that the work within reads and writes.
+        """
         with torch.cuda.stream(self._side):
             try:
-                yield int(self._side.cuda_stream)
+                yield self._number
             finally:
-                self._keep(tensors)
+                self.keep(tensors)
 
     @contextmanager
     def after(self, mark: torch.cuda.Event, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
@@ -56,12 +80,9 @@ class GpuLane:
             mark: mark after which the work runs, besides all earlier work on its own stream.
             tensors: tensors that the work within reads and writes; the caller keeps them until then.
         """
-        with torch.cuda.stream(self._side):
+        with self.on_side(tensors) as number:
             self._side.wait_event(mark)
-            try:
-                yield int(self._side.cuda_stream)
-            finally:
-                self._keep(tensors)
+            yield number
 
     def order(self, _: Handle) -> None:
         """Order torch's later work on the same stream after a handle's operations; a stream does so by itself."""
@@ -76,9 +97,19 @@ class GpuLane:
         """Make the caller's stream wait for a mark; the host does not wait."""
         torch.cuda.current_stream(self._device).wait_event(mark)
 
+    def has_reached(self, mark: torch.cuda.Event) -> bool:
+        """Whether the GPU has completed the work before a mark."""
+        return bool(mark.query())
+
     def block(self, mark: torch.cuda.Event) -> None:
         """Make the host wait for a mark."""
         mark.synchronize()
+
+    def hand_over(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the memory of tensors that were made on the lane's stream until the caller is done with them."""
+        for tensor in tensors:
+            if tensor.device.type == "cuda":
+                tensor.record_stream(torch.cuda.current_stream(self._device))
 
     def host_twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in pinned memory of the same shape and dtype, for asynchronous copies to and from the device."""
@@ -88,7 +119,7 @@ class GpuLane:
         """A future whose value may be on the device; its waiters are ordered after the stream that set it."""
         return torch.futures.Future(devices=[self._device])
 
-    def _keep(self, tensors: Sequence[torch.Tensor]) -> None:
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep the memory of the tensors from reuse by the caller's stream before the lane's stream is done."""
         for tensor in tensors:
             if tensor.device.type == "cuda":

@@ -8,6 +8,8 @@ has not completed it by then, the group fails. A thread of the group checks this
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -57,7 +59,7 @@ class NcclWork(KeptWork):
         self._group = group
         self._handle: NcclHandle | None = handle  # it keeps the inputs, too; None once they are released
         self._lane = lane
-        self._mark = mark
+        self._mark = mark  # of copies after the collective; None if there are none
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 - c10d's argument; the host never waits
@@ -67,8 +69,12 @@ class NcclWork(KeptWork):
             CommunicatorError: if the group has failed; the subclass says how.
         """
         self.is_awaited = True
-        self._group.check()
-        self._lane.join(self._mark)
+        if self._mark is not None or self._handle is None:
+            self._group.check()
+        if self._mark is not None:
+            self._lane.join(self._mark)
+        elif self._handle is not None:
+            self._handle.join(self._lane.streams(asynchronous=False)[0])
         return True
 
     def is_completed(self) -> bool:
@@ -95,7 +101,7 @@ class NcclWork(KeptWork):
         if self._future is None:
             self._future = self._lane.new_future()
             with self._lane.beside(self._outputs, asynchronous=True):
-                self._lane.join(self._mark)
+                self.wait()
                 self._future.set_result(self._outputs)
         return self._future
 
@@ -146,7 +152,7 @@ class NcclAccelerator(OwnAccelerator):
             for tensor in tensors:
                 buffer, arguments = _prepare(tensor, opts)
                 batch.allreduce(described(buffer), **arguments)
-                finishes.append(_restoring(buffer, tensor))
+                _restore(buffer, tensor, finishes)
 
         return self._run(opts, tensors, tensors, add)
 
@@ -161,7 +167,7 @@ class NcclAccelerator(OwnAccelerator):
                 buffer, arguments = _prepare(tensor, opts)
                 batch.reduce(described(buffer), root=opts.rootRank, **arguments)
                 if self._group.rank == opts.rootRank:
-                    finishes.append(_restoring(buffer, tensor))
+                    _restore(buffer, tensor, finishes)
 
         return self._run(opts, tensors, tensors, add)
 
@@ -176,7 +182,7 @@ class NcclAccelerator(OwnAccelerator):
                 fits = is_flat(output) and source.dtype == output.dtype
                 block = output if fits else source.new_empty(source.numel() // self._group.world_size)
                 batch.reduce_scatter(described(source), described(block), **arguments)
-                finishes.append(_restoring(block, output))
+                _restore(block, output, finishes)
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
@@ -325,23 +331,31 @@ class NcclAccelerator(OwnAccelerator):
         return CompletedWork(outputs)  # which torch drops: it waits for the work of all coalesced operations
 
     def _run_together(self, operations: Sequence[_Operation]) -> NcclWork:
-        used = [tensor for operation in operations for tensor in operation.used]
-        outputs = [tensor for operation in operations for tensor in operation.outputs]
-        timeouts = [
-            seconds(getattr(operation.opts, "timeout", None)) or self._timeout_s for operation in operations
-        ]
+        first, *others = operations
+        timeout_s = max(self._timeout_of(operation.opts) for operation in operations)
         asynchronous = any(getattr(operation.opts, "asyncOp", True) for operation in operations)
         finishes: list[Finish] = []
-        with self._lane.beside(used, asynchronous=asynchronous) as stream:
-            batch = self._group.batch()
-            for operation in operations:
-                operation.add(batch, finishes)
-            handle = batch.run(stream=stream, timeout_s=max(timeouts))
-            self._lane.order(handle)
-            for finish in finishes:
-                finish()
-            mark = self._lane.mark()
+        batch = self._group.batch()
+        for operation in operations:
+            operation.add(batch, finishes)
+        stream, current = self._lane.streams(asynchronous=asynchronous)
+        handle = batch.run(stream=stream, after=current, timeout_s=timeout_s)
+        self._lane.order(handle)
+        if stream != current:
+            self._lane.keep(handle.owners())
+        mark = None
+        if finishes or self._lane.is_capturing():
+            # Torch's own events, as the copies are torch's, and a graph holds no events of operations.
+            used = [tensor for operation in operations for tensor in operation.used]
+            with self._lane.on_side(used) if asynchronous else nullcontext():
+                for finish in finishes:
+                    finish()
+                mark = self._lane.mark()
+        outputs = [*first.outputs, *(tensor for operation in others for tensor in operation.outputs)]
         return NcclWork(outputs, self._unawaited, self._group, handle, self._lane, mark)
+
+    def _timeout_of(self, opts: Any) -> float:
+        return seconds(getattr(opts, "timeout", None)) or self._timeout_s
 
     def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
         return list(tensor.split(rows_of_blocks(tensor, sizes, self._group.world_size)))
@@ -355,22 +369,23 @@ def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, A
             "NCCL has no bitwise reductions. Reduce on the CPU, or use SUM, AVG, MIN, MAX or PRODUCT."
         )
     arguments = {"op": reduction.op, "prescale": reduction.prescale}
-    flat = flatten(tensor.resolve_conj().resolve_neg())
+    flat = flatten(tensor)
     if flat.is_complex() and reduction.op in ("sum", "avg"):
         return flatten(torch.view_as_real(flat)), arguments
-    return flat.to(_WIDER_DTYPE.get(flat.dtype, flat.dtype)), arguments
+    wider = _WIDER_DTYPE.get(flat.dtype)
+    return flat if wider is None else flat.to(wider), arguments
 
 
-def _restoring(buffer: torch.Tensor, tensor: torch.Tensor) -> Finish:
-    """A finish that copies a buffer made by :func:`_prepare` back to its tensor, unless it is a view of it."""
+def _restore(buffer: torch.Tensor, tensor: torch.Tensor, finishes: list[Finish]) -> None:
+    """Append a finish that copies a buffer made by :func:`_prepare` back to its tensor, unless it is a view of it."""
+    if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
+        return
 
     def restore() -> None:
-        if buffer.data_ptr() == tensor.data_ptr() and is_flat(tensor):
-            return
         values = torch.view_as_complex(buffer.view(-1, 2)) if tensor.is_complex() else buffer
         tensor.detach().copy_(values.view(tensor.shape))
 
-    return restore
+    finishes.append(restore)
 
 
 def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = False) -> torch.Tensor:
@@ -390,12 +405,17 @@ def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = Fals
     return buffer
 
 
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def described(tensor: torch.Tensor) -> DeviceArray:
     """The description of a contiguous tensor for sparkdl's NCCL; it keeps the tensor alive."""
     return DeviceArray(
         pointer=tensor.data_ptr(),
         count=tensor.numel(),
-        dtype=str(tensor.dtype).removeprefix("torch."),
+        dtype=_dtype_name(tensor.dtype),
         gpu=tensor.device.index,
         owner=tensor,
     )

@@ -18,6 +18,25 @@ class HostLane:
     def beside(self, tensors: Sequence[torch.Tensor], *, asynchronous: bool) -> Iterator[int]:
         yield 0
 
+    def streams(self, *, asynchronous: bool) -> tuple[int, int]:
+        return 0, 0
+
+    def is_capturing(self) -> bool:
+        return False
+
+    @contextmanager
+    def on_side(self, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+        yield 0
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def hand_over(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def has_reached(self, mark: Any) -> bool:
+        return True
+
     @contextmanager
     def after(self, mark: Any, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
         yield 0

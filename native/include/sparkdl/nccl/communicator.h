@@ -60,9 +60,14 @@ class NcclCommunicator {
                                                        InterruptCheck interrupt_check);
 
   // Puts operations on a stream as one group and returns the number of the group. If they are not
-  // complete within timeout_s, the communicator fails.
+  // complete within timeout_s, the communicator fails. after: a stream whose work so far the
+  // operations follow, in addition to that of their own stream.
   Result<uint64_t> Run(const std::vector<NcclOperation>& operations, CudaStream stream,
-                       double timeout_s, InterruptCheck interrupt_check);
+                       std::optional<CudaStream> after, double timeout_s,
+                       InterruptCheck interrupt_check);
+
+  // Makes later work on a stream follow the group with this number; does not wait.
+  Status Join(uint64_t number, CudaStream stream);
 
   // Whether the group with this number, and all before it, are complete on the GPU.
   Result<bool> IsDone(uint64_t number);
@@ -93,6 +98,8 @@ class NcclCommunicator {
                std::vector<int>& made);
   Status IssueOne(const NcclOperation& operation, int reduction, CudaStream stream);
   Result<bool> AwaitQuiet(NcclState& state, Deadline& deadline, InterruptCheck interrupt_check);
+  // Makes later work on one stream follow the work that is on another one.
+  Status Follow(CudaStream stream, CudaStream after);
   Result<uint64_t> Register(const std::vector<NcclOperation>& operations, CudaStream stream,
                             double timeout_s);
   Status Finish(Deadline& deadline, InterruptCheck interrupt_check);

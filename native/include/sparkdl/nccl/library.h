@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sparkdl/nccl/symbols.h"
@@ -31,9 +32,9 @@ class NcclLibrary {
 
   // Ok for success and for calls in progress. Otherwise the status says what was done, NCCL's texts
   // for the result and for the last error, and the hint that belongs to them.
-  Status Check(NcclResult result, const std::string& what) const;
+  Status Check(NcclResult result, std::string_view what) const;
 
-  Status CheckCuda(CudaResult result, const std::string& what) const;
+  Status CheckCuda(CudaResult result, std::string_view what) const;
 
   Result<NcclUniqueId> NewUniqueId() const;
 

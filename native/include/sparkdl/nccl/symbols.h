@@ -117,6 +117,7 @@ inline constexpr int kCudaPointerDeviceOrdinal = 9;
   SYMBOL(cuEventQuery, CudaResult, CudaEvent)                            \
   SYMBOL(cuEventDestroy_v2, CudaResult, CudaEvent)                       \
   SYMBOL(cuStreamIsCapturing, CudaResult, CudaStream, int*)              \
+  SYMBOL(cuStreamWaitEvent, CudaResult, CudaStream, CudaEvent, unsigned) \
   SYMBOL(cuThreadExchangeStreamCaptureMode, CudaResult, int*)            \
   SYMBOL(cuPointerGetAttribute, CudaResult, void*, int, uint64_t)
 

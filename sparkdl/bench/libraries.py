@@ -75,6 +75,8 @@ _INTEL_MPI = Path(sys.prefix) / "impi"
 LIBRARIES: dict[str, Library] = {
     "native": Library(),
     "torch": Library(requires="torch", advice=_TORCH_ADVICE),
+    "torch nccl": Library(requires="torch", advice=_TORCH_ADVICE),
+    "own nccl": Library(requires="torch", advice=_TORCH_ADVICE),
     "drop-in": Library(requires="torch", advice=_TORCH_ADVICE),
     "gloo": Library(requires="torch", advice=_TORCH_ADVICE),
     "gloo tuned": Library(

@@ -29,13 +29,25 @@ CONTENDERS = {
 }
 """Library that the ranks of each contender open, by contender."""
 
+GPU_CONTENDERS = {
+    "alone": "torch",
+    "DDP on sparkdl": "own nccl",
+    "hvd of sparkdl": "drop-in",
+    "DDP on nccl": "torch nccl",
+    "hvd of Horovod": "horovod",
+}
+"""The same with ``--device cuda``."""
+
 OURS = ("DataParallel", "DDP on sparkdl", "hvd of sparkdl")
 
 _LEGEND = (
-    "DataParallel: sparkdl.torch.DataParallel, whose gradients lie in shared memory. alone: all ranks train at once,\n"
-    "and no gradient is reduced. communication: the part of the step that is not hidden behind computation,\n"
-    "1 - alone / step. X is 2.00x: that contender takes twice as long as X."
+    "alone: all ranks train at once, and no gradient is reduced. communication: the part of the step that is not\n"
+    "hidden behind computation, 1 - alone / step. X is 2.00x: that contender takes twice as long as X."
 )
+_LEGENDS = {
+    "cpu": f"DataParallel: sparkdl.torch.DataParallel, whose gradients lie in shared memory. {_LEGEND}",
+    "cuda": f"nccl: torch's own ProcessGroupNCCL. sparkdl: its own use of NCCL. {_LEGEND}",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--models",
         default=",".join(MODELS),
         help="sizes of the model in parameters, separated by commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the ranks train; cuda takes a GPU for each rank (default: %(default)s)",
     )
     parser.add_argument(
         "--rows", type=int, default=2, help="rows of 16 vectors in the batch of a rank (default: %(default)s)"
@@ -60,21 +78,31 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     check_common_arguments(arguments, ranks=2, rows=1)
-    missing = missing_contenders(CONTENDERS)
+    contenders = GPU_CONTENDERS if arguments.device == "cuda" else CONTENDERS
+    missing = missing_contenders(contenders)
     if "alone" in missing:
         raise ParamError(f"sparkdl bench step: {missing['alone']}")
-    cases = make_cases(arguments.models, arguments.rows)
+    if arguments.device == "cuda":
+        _check_gpus(arguments.ranks)
+    cases = make_cases(arguments.models, arguments.rows, arguments.device)
     contest = Contest(
         benchmark="step",
         world_size=arguments.ranks,
-        libraries={name: library for name, library in CONTENDERS.items() if name not in missing},
+        libraries={name: library for name, library in contenders.items() if name not in missing},
         cases=cases,
         seconds=arguments.seconds,
         num_rounds=3,
         min_repetitions=3,
     )
     rows = make_rows(cases, hold(contest), arguments.ranks)
-    show("step", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
+    show(
+        "step",
+        rows,
+        table=format_rows(rows),
+        legend=_LEGENDS[arguments.device],
+        missing=missing,
+        path=arguments.json,
+    )
     if arguments.plot is not None:
         from sparkdl.bench.plot import plot_steps
 
@@ -82,7 +110,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def make_cases(models: str, rows: int) -> list[Case]:
+def _check_gpus(ranks: int) -> None:
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < ranks:
+        raise ParamError(
+            f"--device cuda needs a GPU for each of {ranks} ranks, and torch {torch.__version__} sees {num_gpus}."
+        )
+
+
+def make_cases(models: str, rows: int, device: str = "cpu") -> list[Case]:
     """Return one case per model.
 
     Raises:
@@ -91,7 +129,10 @@ def make_cases(models: str, rows: int) -> list[Case]:
     names = names_of(models, list(MODELS), "--models")
     if not names:
         raise ParamError(f"--models names none; it may be any of {', '.join(MODELS)}.")
-    return [Case(name=f"step of {name}", settings={"model": name, "rows": rows}) for name in names]
+    return [
+        Case(name=f"step of {name}", settings={"model": name, "rows": rows, "device": device})
+        for name in names
+    ]
 
 
 def make_rows(
@@ -139,10 +180,15 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
                 format_time(row["median_s"]),
                 format_time(row["p90_s"]),
                 f"{100 * row['communication_share']:.1f}%",
-                *(f"{row['median_s'] / medians[contender]:.2f}x" for contender in OURS),
+                *(
+                    f"{row['median_s'] / medians[contender]:.2f}x"
+                    for contender in OURS
+                    if contender in medians
+                ),
             )
         )
-    return format_columns((*header, *(f"{contender} is" for contender in OURS)), table)
+    ours = [contender for contender in OURS if any(row["contender"] == contender for row in rows)]
+    return format_columns((*header, *(f"{contender} is" for contender in ours)), table)
 
 
 def _check_alike(case: Case, contender: str, found: Measurements) -> None:

@@ -82,6 +82,7 @@ def open_session(
 
 
 # All openers have the same signature; most do not use the rendezvous.
+_Opener = Callable[[Communicator, RendezvousClient], Callable[[], None]]
 
 
 def _open_nothing(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
@@ -93,6 +94,21 @@ def _open_torch(communicator: Communicator, _: RendezvousClient) -> Callable[[],
 
     sparkdl.torch.init_process_group(communicator, timeout_s=_TIMEOUT_S, cuda=False)
     return sparkdl.torch.destroy_process_group
+
+
+def _open_nccl(cuda: str) -> _Opener:
+    """Return an opener of torch.distributed over sparkdl, with this backend of CUDA tensors and a GPU per rank."""
+
+    def open_group(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
+        import torch
+
+        import sparkdl.torch
+
+        torch.cuda.set_device(communicator.rank)
+        sparkdl.torch.init_process_group(communicator, timeout_s=_TIMEOUT_S, cuda=cuda)
+        return sparkdl.torch.destroy_process_group
+
+    return open_group
 
 
 def _open_drop_in(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
@@ -150,6 +166,8 @@ def _open_horovod(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
 _OPENERS = {
     "native": _open_nothing,
     "torch": _open_torch,
+    "torch nccl": _open_nccl("torch"),
+    "own nccl": _open_nccl("sparkdl"),
     "drop-in": _open_drop_in,
     "gloo": _open_gloo,
     "gloo tuned": _open_gloo,

@@ -60,9 +60,13 @@ class StepTrial(Trial):
         import torch
 
         self._shape = (case["rows"], _SEQUENCE, MODELS[case["model"]].width)
+        self._device = torch.device("cpu")
+        if case["device"] == "cuda":
+            self._device = torch.device("cuda", communicator.rank)
+            torch.cuda.set_device(self._device)
         # All contenders begin with the same weights.
         torch.manual_seed(0)
-        model = make_model(MODELS[case["model"]])
+        model = make_model(MODELS[case["model"]]).to(self._device)
         optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=0.9)
         self._parameters = list(model.parameters())
         self._trainee = wrap(Trainee(model=model, optimizer=optimizer), communicator)
@@ -73,10 +77,14 @@ class StepTrial(Trial):
         """Draw new batches."""
         import torch
 
-        self._batches = [torch.randn(self._shape, generator=self._generator) for _ in range(operations)]
+        self._batches = [
+            torch.randn(self._shape, generator=self._generator).to(self._device) for _ in range(operations)
+        ]
 
     def run(self, operations: int) -> None:
         """Run this number of steps."""
+        import torch
+
         assert operations == len(self._batches)
         model, optimizer = self._trainee.model, self._trainee.optimizer
         for batch in self._batches:
@@ -84,6 +92,8 @@ class StepTrial(Trial):
             output = model(batch)
             (output - batch).square().mean().backward()
             optimizer.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
     def result(self) -> dict[str, Any]:
         """Return the sum of the parameters, their bytes and their number.
@@ -148,6 +158,7 @@ WRAPPERS: dict[str, Wrap] = {
     "DDP on sparkdl": _distributed_data_parallel,
     "DDP on gloo": _distributed_data_parallel,
     "DDP on gloo tuned": _distributed_data_parallel,
+    "DDP on nccl": _distributed_data_parallel,
     "hvd of sparkdl": _horovod_optimizer("sparkdl.horovod.torch"),
     "hvd of Horovod": _horovod_optimizer("horovod.torch"),
 }

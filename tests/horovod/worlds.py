@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -24,9 +24,21 @@ def checks_of(module_names: Sequence[str]) -> list[str]:
     return [f"{module_name}.{name}" for module_name in module_names for name in checks_in(module_name)]
 
 
-def run_world(module_names: Sequence[str], world_size: int) -> Outcomes:
-    """Run the checks of modules on new ranks; the outcomes have the names of :func:`checks_of`."""
-    return first_failures(run_ranks(world_size, _run_on_rank, module_names))
+def run_world(
+    module_names: Sequence[str],
+    world_size: int,
+    prepare: Callable[[RankEnvironment], None] | None = None,
+    variables: dict[str, str] | None = None,
+) -> Outcomes:
+    """Run the checks of modules on new ranks; the outcomes have the names of :func:`checks_of`.
+
+    Args:
+        module_names: modules with the checks.
+        world_size: number of ranks.
+        prepare: function that each rank calls first.
+        variables: further environment variables of the ranks.
+    """
+    return first_failures(run_ranks(world_size, _run_on_rank, module_names, prepare, variables=variables))
 
 
 @contextmanager
@@ -42,8 +54,14 @@ def again_with(**variables: str) -> Iterator[None]:
     hvd.init()
 
 
-def _run_on_rank(environment: RankEnvironment, module_names: Sequence[str]) -> Outcomes:
+def _run_on_rank(
+    environment: RankEnvironment,
+    module_names: Sequence[str],
+    prepare: Callable[[RankEnvironment], None] | None,
+) -> Outcomes:
     torch.set_num_threads(1)
+    if prepare is not None:
+        prepare(environment)
     outcomes = {}
     with environment.communicator():
         hvd.init()

@@ -21,7 +21,8 @@ import sparkdl.torch  # noqa: F401  # makes current_communicator understand torc
 from sparkdl.collective import Communicator, StallCheck, current_communicator
 from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
 from sparkdl.collective.current import at_end, cancel_at_end, provided
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.collective.nccl.opening import load_nccl
+from sparkdl.errors import LaunchError, ParamError, TransportUnavailableError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
 from sparkdl.horovod.torch.process_sets import (
@@ -400,8 +401,12 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """0: CUDA tensors go through host memory."""
-    return 0
+    """NCCL's version, such as 22706 for 2.27.6; 0 if NCCL or the driver is missing."""
+    try:
+        major, minor, patch = (int(part) for part in load_nccl().version.split("."))
+    except TransportUnavailableError:
+        return 0
+    return 10_000 * major + 100 * minor + patch
 
 
 def ddl_built() -> bool:

@@ -48,7 +48,7 @@ def poll(handle: int) -> bool:
     """
     if handle not in _handles:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
-    return _handles[handle][1].done
+    return _handles[handle][1].is_complete()
 
 
 def synchronize(handle: int) -> Any:

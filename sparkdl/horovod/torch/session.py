@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.operations import device_road
 from sparkdl.horovod.torch.operations.barrier_and_join import ProcessSetsRequest, make_stand_in
 
 
@@ -36,7 +37,7 @@ class Session:
         self._next_id = 1
         self._marks_cycles = False
         self._num_static = len(process_sets)
-        self._engines = {0: Engine(world, make_stand_in)}
+        self._engines = {0: Engine(world, make_stand_in, _close_road)}
         try:
             for ranks in process_sets:
                 self._open(self._reserve(tuple(ranks)))
@@ -171,9 +172,13 @@ class Session:
         members = self.ranks_of[number]
         if self.world.rank in members:
             communicator = self.world.split(members, f"process set {number}")
-            engine = Engine(communicator, make_stand_in)
+            engine = Engine(communicator, make_stand_in, _close_road)
             engine.marks_cycles = self._marks_cycles
             self._engines[number] = engine
+
+
+def _close_road(communicator: Communicator) -> None:
+    device_road.roads.close(communicator)
 
 
 def problem_with(members: Sequence[int], world_size: int) -> str | None:

@@ -196,6 +196,7 @@ class Agreement:
         request = self._outstanding.oldest()
         if request is None:
             return False
+        request.look_ahead(self._outstanding.requests)
         try:
             request.match(self._communicator)
         except MismatchError:
@@ -268,16 +269,20 @@ class Agreement:
             stand_in.match(self._communicator)
             stand_in.complete(self._communicator)
             return
+        request.look_ahead(lambda: ())
         request.match(self._communicator)
         self._complete(request)
 
     def _complete(self, request: Request[Any]) -> None:
         if request.description.kind is Kind.JOIN:
             self._stalls.note({})  # this rank does not know what the others ran meanwhile
-        self._stalls.note_run(request.description.name)
+        together = [request, *request.fused]
+        for each in together:
+            self._stalls.note_run(each.description.name)
+        failure = None
         try:
             request.complete(self._communicator)
         except HorovodInternalError as error:
-            self._outstanding.finish(request, error)
-        else:
-            self._outstanding.finish(request)
+            failure = error
+        for each in together:
+            self._outstanding.finish(each, failure)

@@ -34,7 +34,10 @@ class Engine:
     """
 
     def __init__(
-        self, communicator: Communicator, make_stand_in: Callable[[Description], Request[Any]]
+        self,
+        communicator: Communicator,
+        make_stand_in: Callable[[Description], Request[Any]],
+        before_close: Callable[[Communicator], None] = lambda _: None,
     ) -> None:
         """Start the engine's thread.
 
@@ -42,8 +45,10 @@ class Engine:
             communicator: communicator of the process set; owned by the engine from now on.
             make_stand_in: function that makes the request that a rank which has asked to join runs in place of a
                 request of the other ranks.
+            before_close: function called before the communicator is closed.
         """
         self.communicator = communicator
+        self._before_close = before_close
         self.marks_cycles = False
         self._num_waiting = 0
         self._is_driven = False
@@ -108,7 +113,10 @@ class Engine:
             self._completed.wait_for(lambda: not self._is_driven)
             self._is_driven = True
         self.outstanding.fail(shut_down)
-        self.communicator.close()
+        try:
+            self._before_close(self.communicator)
+        finally:
+            self.communicator.close()
         self._leave()
         self._thread.join()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -48,6 +48,7 @@ class Description:
         postscale: factor applied after the reduction.
         root: number in the process set of the rank that sends; -1 if there is none.
         root_rank: number of the same rank among all ranks.
+        device: type of the device of its tensors, such as ``"cuda"``, if they take a road of their own; else empty.
         about: further text that the ranks must agree on, such as ``"add process set [0, 1]"``.
     """
 
@@ -60,6 +61,7 @@ class Description:
     postscale: float = 1.0
     root: int = -1
     root_rank: int = -1
+    device: str = ""
     about: str = ""
 
     @cached_property
@@ -79,9 +81,16 @@ class Description:
             options.append(f"scales={float(self.prescale)!r},{float(self.postscale)!r}")
         if self.root >= 0:
             options.append(f"root={self.root}")
+        if self.device:
+            options.append(f"on {self.device}")
         if self.about:
             options.append(self.about)
         return " ".join([self.name, self.kind.value, *([shapes] if shapes else []), *options])
+
+    @cached_property
+    def digest(self) -> int:
+        """A number that differs for different labels, and is not zero."""
+        return int.from_bytes(hashlib.blake2b(self.label.encode(), digest_size=7).digest(), "little") + 1
 
     @property
     def operation(self) -> str:
@@ -128,7 +137,10 @@ class Request(ABC, Generic[Result]):
         is_awaited: whether a thread sleeps until it is done.
         blocks_caller: whether a thread waits for it, either asleep or driving the engine.
         error: error of the request if it has failed, else None.
+        fused: requests that ``match`` has found to follow this one on all ranks, and that ``complete`` runs, too.
     """
+
+    fused: Sequence[Request[Any]] = ()
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -137,6 +149,13 @@ class Request(ABC, Generic[Result]):
         self.is_awaited = False
         self.blocks_caller = False
         self.error: BaseException | None = None
+
+    def look_ahead(self, outstanding: Callable[[], Sequence[Request[Any]]]) -> None:
+        """Take note of the requests after this one, some of which may run with it; called before ``match``.
+
+        Args:
+            outstanding: function that returns all requests in the order of submission, this one first.
+        """
 
     @abstractmethod
     def match(self, communicator: Communicator) -> None:
@@ -152,6 +171,10 @@ class Request(ABC, Generic[Result]):
         Raises:
             HorovodInternalError: on all ranks, if the request cannot be carried out; other requests still can be.
         """
+
+    def is_complete(self) -> bool:
+        """Whether :meth:`result` would return at once, with a result that is complete on its device."""
+        return self.done
 
     def result(self) -> Result:
         """The result of the request, None unless a subclass has one; only once it is done."""
@@ -202,6 +225,12 @@ def _describe(one: Description, another: Description) -> str:
         return _DID.format(kind, another.kind.value)
     if one.name != another.name:
         return _DID.format(one.operation.upper(), another.operation.upper())
+    if one.device != another.device:
+        first, second = (request.device or "cpu" for request in (one, another))
+        return (
+            f"Mismatched {kind} CPU/GPU device selection: One rank specified device {first}, but another rank "
+            f"specified device {second}."
+        )
     if one.about != another.about:
         return f"Mismatched calls: One rank asked to {one.about}, but another rank asked to {another.about}."
     if len(one.shapes) != len(another.shapes):
@@ -212,6 +241,11 @@ def _describe(one: Description, another: Description) -> str:
     for one_shape, other_shape in zip(one.shapes, another.shapes, strict=True):
         if difference := _difference_of_shapes(one.kind, one_shape, other_shape):
             return f"Mismatched {kind} tensor shapes: {difference}"
+    return _describe_options(one, another)
+
+
+def _describe_options(one: Description, another: Description) -> str:
+    kind = one.kind.value
     if (one.prescale, one.postscale) != (another.prescale, another.postscale):
         return (
             "Mismatched prescale and/or postscale factors: One rank sent factors "

@@ -48,6 +48,10 @@ class AllgatherRequest(TensorsRequest):
         """Gather the rows."""
         refuse_ranks_that_joined(Kind.ALLGATHER, self._rows)
         refuse_scalars("ALLGATHER", self._tensors)
+        if (road := self._road(communicator, self._rows)) is not None:
+            rows = self._rows[:, 1:].T.tolist()
+            self._outputs, self._arrival = road.allgather(self._tensors, rows, self._stream_point.follow)
+            return
         self._stream_point.wait()
         gathered = [
             torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")

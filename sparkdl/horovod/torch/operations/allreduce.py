@@ -5,17 +5,20 @@ A grouped allreduce reduces several tensors as one operation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Kind
+from sparkdl.horovod.torch.engine.request import Kind, Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Adasum, choose
+from sparkdl.horovod.torch.operations import device_road
 from sparkdl.horovod.torch.operations.adasum import AdasumRequest, check_adasum
 from sparkdl.horovod.torch.operations.preparation import (
     ReductionRequest,
@@ -23,21 +26,66 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_reducible,
     copy_back,
     find_target,
+    gather_numbers,
     is_buffer,
     new_output,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
 
+_MOST_FUSED = 31
+"""Number of the requests that may follow one, and that run together with it on the road of a device."""
+
 
 class AllreduceRequest(ReductionRequest):
-    """Reduces tensors into outputs of the same shapes, which may be the same tensors."""
+    """Reduces tensors into outputs of the same shapes, which may be the same tensors.
+
+    Requests for tensors on a device that follow each other on all ranks, with one operation and the same factors, run
+    together. To find out, the ranks gather the digests of what follows on each of them.
+    """
 
     kind = Kind.ALLREDUCE
     _buffers: Sequence[torch.Tensor] = ()
+    _following: Sequence[AllreduceRequest] = ()
+    fused: Sequence[AllreduceRequest] = ()
+    _given: np.ndarray[Any, Any]
+
+    @property
+    def _takes_road(self) -> bool:
+        return self._device is not None and device_road.can_reduce(self.description)
+
+    def look_ahead(self, outstanding: Callable[[], Sequence[Request[Any]]]) -> None:
+        """Take note of the requests that may run together with this one."""
+        self.fused = self._following = ()
+        if self._takes_road:
+            alike = itertools.takewhile(self._is_alike, outstanding()[1:])
+            self._following = list(itertools.islice(alike, _MOST_FUSED))  # type: ignore[arg-type]
+
+    def _is_alike(self, other: Request[Any]) -> bool:
+        mine, its = self.description, other.description
+        return (
+            isinstance(other, AllreduceRequest)
+            and other._takes_road
+            and (mine.op, mine.prescale, mine.postscale) == (its.op, its.prescale, its.postscale)
+        )
 
     def match(self, communicator: Communicator) -> None:
-        """Reduce all tensors of the first one's dtype."""
+        """Reduce all tensors of the first one's dtype; for the road of a device, gather the digests of what follows."""
+        if not self._takes_road:
+            self._match_in_host_memory(communicator)
+            return
+        digests = [request.description.digest for request in self._following]
+        digests += [0] * (_MOST_FUSED - len(digests))
+        self._given = gather_numbers(communicator, digests, self.label)
+        is_common = (self._given[:, 1:] == self._given[:1, 1:]).all(axis=0)
+        self.fused = [
+            request
+            for request, _ in itertools.takewhile(
+                lambda pair: pair[1], zip(self._following, is_common, strict=False)
+            )
+        ]
+
+    def _match_in_host_memory(self, communicator: Communicator) -> None:
         if not self._buffers:
             self._stream_point.wait()
             self._buffers = [
@@ -50,7 +98,33 @@ class AllreduceRequest(ReductionRequest):
             communicator.barrier(name=self.label)
 
     def complete(self, communicator: Communicator) -> None:
-        """Reduce the tensors of other dtypes, and fill the outputs that could not be reduced in place."""
+        """Reduce what ``match`` has not, and fill the outputs that could not be reduced in place."""
+        if self._takes_road:
+            road = self._road(communicator, self._given)
+            if road is not None:
+                self._run_together(road)
+                return
+            for request in self.fused:  # in host memory, one after another
+                request._match_in_host_memory(communicator)
+                request._complete_in_host_memory(communicator)
+            self._match_in_host_memory(communicator)
+        self._complete_in_host_memory(communicator)
+
+    def _run_together(self, road: device_road.DeviceRoad) -> None:
+        together = [self, *self.fused]
+        pairs = [
+            pair for request in together for pair in zip(request._tensors, request._outputs, strict=True)
+        ]
+
+        def follow() -> None:
+            for request in together:
+                request._stream_point.follow()
+
+        arrival = road.allreduce(pairs, self.description, follow)
+        for request in together:
+            request._arrival = arrival
+
+    def _complete_in_host_memory(self, communicator: Communicator) -> None:
         dtypes = dict.fromkeys(buffer.dtype for buffer in self._buffers)
         for dtype in list(dtypes)[1:]:
             self._reduce(communicator, dtype)

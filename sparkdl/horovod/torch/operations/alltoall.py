@@ -13,7 +13,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind, Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.preparation import (
-    StreamPoint,
+    DeviceRequest,
     as_buffer,
     as_bytes,
     bytes_per_row,
@@ -27,7 +27,7 @@ from sparkdl.horovod.torch.operations.preparation import (
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
-class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
+class AlltoallRequest(DeviceRequest[tuple[torch.Tensor, torch.Tensor]]):
     """Exchanges rows into a new tensor. The ranks first exchange how many rows they send to each rank."""
 
     def __init__(
@@ -41,11 +41,10 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
             splits: number of rows to send to each rank.
             received_on: device of the tensor with the numbers of received rows.
         """
-        super().__init__(describe(Kind.ALLTOALL, name, [tensor]))
+        super().__init__(describe(Kind.ALLTOALL, name, [tensor]), [tensor])
         self._tensor = tensor
         self._splits = list(splits)
         self._received_on = received_on
-        self._stream_point = StreamPoint([tensor])
         self._splits_of_ranks = np.zeros((0, 0), np.int64)
         self._received: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -57,8 +56,14 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
         """Exchange the rows."""
         refuse_ranks_that_joined(Kind.ALLTOALL, self._splits_of_ranks)
         refuse_scalars("ALLTOALL", [self._tensor])
-        self._stream_point.wait()
         received = self._splits_of_ranks[:, 1 + communicator.rank].tolist()
+        if (road := self._road(communicator, self._splits_of_ranks)) is not None:
+            output, self._arrival = road.alltoall(
+                self._tensor, self._splits, received, self._stream_point.follow
+            )
+            self._received = (output, torch.tensor(received, dtype=torch.int32, device=self._received_on))
+            return
+        self._stream_point.wait()
         output = torch.empty((sum(received), *self._tensor.shape[1:]), dtype=self._tensor.dtype, device="cpu")
         width = bytes_per_row(self._tensor)
         communicator.alltoall(
@@ -74,6 +79,7 @@ class AlltoallRequest(Request[tuple[torch.Tensor, torch.Tensor]]):
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The received rows, and how many came from each rank (int32)."""
         assert self._received is not None
+        self._join()
         return self._received
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -14,33 +15,41 @@ from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Average
 from sparkdl.horovod.torch.operations.allreduce import allreduce
 from sparkdl.horovod.torch.operations.preparation import (
-    StreamPoint,
+    DeviceRequest,
     as_buffer,
     as_bytes,
     check_outputs,
     check_tensors,
     copy_back,
     describe,
+    gather_numbers,
     name_of,
     new_output,
+    refuse_ranks_that_joined,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
-class BroadcastRequest(Request[torch.Tensor]):
+class BroadcastRequest(DeviceRequest[torch.Tensor]):
     """Fills an output, which may be the tensor itself, with the root's tensor."""
 
     def __init__(
         self, name: str, tensor: torch.Tensor, output: torch.Tensor, *, root: int, root_rank: int
     ) -> None:
-        super().__init__(describe(Kind.BROADCAST, name, [tensor], root=root, root_rank=root_rank))
+        super().__init__(describe(Kind.BROADCAST, name, [tensor], root=root, root_rank=root_rank), [tensor])
         self._tensor = tensor
         self._output = output
-        self._stream_point = StreamPoint([tensor])
         self._buffer: torch.Tensor | None = None
+        self._given = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
-        """Broadcast the tensor."""
+        """Broadcast the tensor; if it is on a device, gather a one from every rank."""
+        if self._device is not None:
+            self._given = gather_numbers(communicator, (), self.label)
+        else:
+            self._broadcast(communicator)
+
+    def _broadcast(self, communicator: Communicator) -> None:
         if self._buffer is None:
             self._stream_point.wait()
             if self._output is not self._tensor and communicator.rank == self.description.root:
@@ -48,14 +57,24 @@ class BroadcastRequest(Request[torch.Tensor]):
             self._buffer = as_buffer(self._output)
         communicator.broadcast(as_bytes(self._buffer), root=self.description.root, name=self.label)
 
-    def complete(self, communicator: Communicator) -> None:  # noqa: ARG002  # argument of Request
-        """Fill the output if the broadcast could not write to it in place."""
+    def complete(self, communicator: Communicator) -> None:
+        """Broadcast a tensor on a device; fill an output that could not be written to in place."""
+        if self._device is not None:
+            refuse_ranks_that_joined(Kind.BROADCAST, self._given)
+            road = self._road(communicator, self._given)
+            if road is not None:
+                root = self.description.root
+                follow = self._stream_point.follow
+                self._arrival = road.broadcast(self._tensor, self._output, root, follow)
+                return
+            self._broadcast(communicator)
         if self._buffer is not None:
             copy_back(self._buffer, self._output)
             self._buffer = None
 
     def result(self) -> torch.Tensor:
         """The output."""
+        self._join()
         return self._output
 
 

@@ -16,9 +16,10 @@ import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Description, Kind, Request, refuse_join
+from sparkdl.horovod.torch.engine.request import Description, Kind, Request, Result, refuse_join
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
 from sparkdl.horovod.torch.names import name_of as reduction_name
+from sparkdl.horovod.torch.operations import device_road
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
 from sparkdl.torch.buffers import ELEMENT_DTYPES
 from sparkdl.torch.buffers import as_bytes as tensor_bytes
@@ -36,13 +37,53 @@ class StreamPoint:
             event.record(torch.cuda.current_stream(device))
             self._events.append(event)
 
+    def follow(self) -> None:
+        """Make the current stream wait for the work that was on the streams when this object was made."""
+        for event in self._events:
+            event.wait()
+
     def wait(self) -> None:
         """Block until the work that was on the streams when this object was made is complete."""
         for event in self._events:
             event.synchronize()
 
 
-class TensorsRequest(Request[Any]):
+class DeviceRequest(Request[Result]):
+    """A request whose tensors take the road of their device, if that can carry it out; else the communicator's.
+
+    Args:
+        description: description that the ranks must agree on.
+        tensors: tensors to read.
+    """
+
+    def __init__(self, description: Description, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(description)
+        self._stream_point = StreamPoint(tensors)
+        self._arrival: device_road.Arrival | None = None
+        self._device = tensors[0].device if description.device else None
+
+    def _road(self, communicator: Communicator, given: np.ndarray[Any, Any]) -> device_road.DeviceRoad | None:
+        """The road for this request, the same on all ranks; None for host memory.
+
+        Args:
+            communicator: communicator of the process set.
+            given: what :func:`gather_numbers` returned; with a rank that has joined there is no road.
+        """
+        if self._device is None or not given[:, 0].all():
+            return None
+        return device_road.roads.of(communicator, self._device)
+
+    def is_complete(self) -> bool:
+        """Whether the request has run, and its outputs are complete on the device."""
+        return self.done and (self._arrival is None or self._arrival.has_come())
+
+    def _join(self) -> None:
+        """Make the caller's stream wait for the outputs."""
+        if self._arrival is not None:
+            self._arrival.join()
+
+
+class TensorsRequest(DeviceRequest[Any]):
     """A request for one tensor, or for a group of tensors as one operation.
 
     Args:
@@ -60,14 +101,14 @@ class TensorsRequest(Request[Any]):
         *,
         is_group: bool,
     ) -> None:
-        super().__init__(description)
+        super().__init__(description, tensors)
         self._tensors = tensors
         self._outputs = list(outputs)
         self._is_group = is_group
-        self._stream_point = StreamPoint(tensors)
 
     def result(self) -> Any:
         """The output, or the tuple of all outputs."""
+        self._join()
         return tuple(self._outputs) if self._is_group else self._outputs[0]
 
 
@@ -269,7 +310,8 @@ def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: 
     """
     dtypes, shapes = tuple(tensor.dtype for tensor in tensors), tuple(tensor.shape for tensor in tensors)
     numbers = tuple((option, _PLAIN[option](value)) for option, value in options.items())
-    return _describe(kind, name, dtypes, shapes, numbers)
+    device = device_road.roads.kind_of(tensors)
+    return _describe(kind, name, dtypes, shapes, (*numbers, ("device", device)) if device else numbers)
 
 
 @lru_cache(maxsize=4096)

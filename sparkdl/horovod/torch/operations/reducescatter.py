@@ -17,6 +17,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum
+from sparkdl.horovod.torch.operations import device_road
 from sparkdl.horovod.torch.operations.allgather import grouped_allgather
 from sparkdl.horovod.torch.operations.preparation import (
     ReductionRequest,
@@ -47,8 +48,13 @@ class ReducescatterRequest(ReductionRequest):
     def complete(self, communicator: Communicator) -> None:
         """Reduce the tensors."""
         refuse_ranks_that_joined(Kind.REDUCESCATTER, self._given)
-        self._stream_point.wait()
         rows = [split_rows(tensor.shape[0], communicator.world_size) for tensor in self._tensors]
+        road = self._road(communicator, self._given) if device_road.can_reduce(self.description) else None
+        if road is not None:
+            follow = self._stream_point.follow
+            self._outputs, self._arrival = road.reducescatter(self._tensors, rows, self.description, follow)
+            return
+        self._stream_point.wait()
         reduced = [
             torch.empty((of_ranks[communicator.rank], *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
             for tensor, of_ranks in zip(self._tensors, rows, strict=True)

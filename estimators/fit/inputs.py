@@ -417,7 +417,7 @@ def _with_planner(
             optimizer_bytes=optimizer_bytes(spec.model, spec.optimizer),
             dimensions=[name for name in ("data", "shard", "tensor", "context", "pipeline") if suits(name)],
         )
-    return replace(spec, parallelism=None, planner=planner)
+    return replace(spec, planner=planner)
 
 
 def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:
@@ -482,8 +482,11 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
     """Build the spec; the only place where Spark's Params become the fields of the spec."""
     best, watched = _goals(params)
     patience = params.getEarlyStoppingPatience()
+    fields = spec_fields(params)
+    if isinstance(params.getParallelism(), str):
+        fields["parallelism"] = None  # until the ranks choose it
     return TrainingSpec(
-        **spec_fields(params),
+        **fields,
         inputs=found.inputs,
         heads=heads,
         best=best,

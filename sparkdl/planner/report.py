@@ -24,7 +24,7 @@ TIMES = {
     "passes": "#6baed6",
     "recomputation": "#9ecae1",
     "optimizer": "#c6dbef",
-    "contention": "#deebf7",
+    "contention": "#41b6c4",
     "tensor": "#a63603",
     "context": "#e6550d",
     "shard": "#fd8d3c",
@@ -184,7 +184,7 @@ def plot_plan(found: Plan, path: Path, *, most: int) -> None:
     from matplotlib.figure import Figure
 
     layouts = found.layouts[:most]
-    figure = Figure(figsize=(14, 2.2 + 0.4 * len(layouts)), layout="constrained")
+    figure = Figure(figsize=(16, 2.6 + 0.4 * len(layouts)), layout="constrained")
     times, memories = figure.subplots(1, 2, sharey=True)
     usable = USABLE * found.cluster.device.memory_bytes / GIB
     memories.axvline(usable, color="black", linestyle="--", label=f"limit ({usable:.3g} GiB)")
@@ -212,7 +212,7 @@ def _bars(
         axes.barh(labels, values, left=left, label=kind, color=colors[kind])
         left = [before + value for before, value in zip(left, values, strict=True)]
     axes.invert_yaxis() if not axes.yaxis_inverted() else None
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4, fontsize="small")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, fontsize="small")
 
 
 def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
@@ -227,6 +227,7 @@ def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
     linear = [rows[0]["rows_per_s"] * each / ranks[0] for each in ranks]
     speeds.plot(ranks, linear, "--", color="gray", label="linear")
     speeds.set_yscale("log", base=2)
+    speeds.yaxis.set_major_formatter("{x:g}")
     speeds.set_title("rows per second")
     speeds.legend()
     parts = {

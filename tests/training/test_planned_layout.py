@@ -15,7 +15,7 @@ import sparkdl.torch
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.on_ranks import RankPlanner, choose_layout, make_planner
-from sparkdl.planner.shape import MODELS, RECIPES
+from sparkdl.planner.shape import RECIPES, DecoderShape
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.training.scenes.training_scenes import (
     assert_same_weights,
@@ -24,6 +24,9 @@ from tests.training.scenes.training_scenes import (
     train_all,
     write_dataset,
 )
+
+DEEP = DecoderShape(name="deep", vocabulary=1024, width=1024, layers=8000, heads=16, sequence=2)
+"""Its state takes 2 TB, and each of its layers little."""
 
 adamw = partial(torch.optim.AdamW, lr=0.05, eps=1e-3)
 
@@ -51,7 +54,8 @@ def test_a_step_has_the_rows_of_replicas_in_every_chosen_layout(tmp_path: Path) 
     layouts = ({"tensor": 2}, {"pipeline": 2, "microbatches": 3}, {"shard": 2})
     planners = [AlwaysOne(Parallelism(**sizes)) for sizes in layouts]
     planners.append(make_planner(spec.model, (torch.zeros(2, 4),), batch_size=3))
-    specs = [spec, *(dataclasses.replace(spec, planner=planner) for planner in planners)]
+    # Each with a model of its own, as ranks divide it in place.
+    specs = [spec, *(dataclasses.replace(spec, planner=each, model=with_plan()) for each in planners)]
     replicas, *others = run_ranks(2, train_all, [(each, dataset) for each in specs])[0]
     for outcome in others:
         assert_same_weights(outcome.weights, replicas.weights, atol=1e-4)
@@ -66,7 +70,7 @@ def _choose(environment: RankEnvironment) -> tuple[Parallelism, str]:
     with environment.communicator() as communicator:
         sparkdl.torch.init_process_group(communicator, timeout_s=60.0)
         chosen = choose_layout(make_model(), (torch.zeros(2, 4),), batch_size=8)
-        large = RankPlanner(shape=MODELS["llama-70b"], recipe=RECIPES["float32"], batch_size=1)
+        large = RankPlanner(shape=DEEP, recipe=RECIPES["float32"], batch_size=1)
         with pytest.raises(ParamError) as refused:
             large.choose(make_model(), torch.device("cpu"))
         sparkdl.torch.destroy_process_group()
@@ -77,5 +81,5 @@ def test_every_rank_of_a_script_gets_one_layout_or_one_refusal() -> None:
     (chosen, refused), other = run_ranks(2, _choose)
     assert other == (chosen, refused)
     assert chosen == Parallelism(data=2)
-    assert "llama-70b with 70.6 billion parameters fits on 1 x 2 cpu" in refused
+    assert "deep with 134 billion parameters fits on 1 x 2 cpu" in refused
     assert "The smallest cluster of such hosts on which it fits has" in refused

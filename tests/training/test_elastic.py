@@ -195,8 +195,10 @@ def test_a_rank_that_gets_sigterm_leaves_after_a_step_and_is_replaced(dataset, t
         if event["kind"] == "step" and not asked:
             asked.append(1)
             fit.kill(1, signal.SIGTERM)
+        elif event["kind"] == "world" and asked and event["ranks"] == PLANNED:
+            (tmp_path / "all came").touch()
 
-    fit = Fit(act, tmp_path, PLANNED + 1)
+    fit = Fit(act, tmp_path, PLANNED + 2)  # slow until the replacement is in a world
     with caplog.at_level(logging.WARNING, logger="sparkdl"):
         module, outcome = fit.run(tmp_path / "fit", slow_spec(tmp_path), dataset)
     assert "without member 1, as asked" in caplog.text

@@ -1,18 +1,26 @@
 """Tensors on GPUs take the road of NCCL; NCCL's stand-in takes CPU tensors in their place.
 
-The same checks hold as for tensors that travel through the communicator. tests/gpu runs them on GPUs.
+The same checks hold as for tensors that travel through the communicator. tests/gpu runs those of the road on GPUs.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from sparkdl.collective import Communicator
+from sparkdl.collective.nccl.opening import open_nccl_group
+from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations.device_road import DeviceRoad, Roads
+from sparkdl.torch.gpu.nccl import NcclAccelerator
 from tests.checks import require
-from tests.horovod.substitute_roads import take_stand_in
 from tests.horovod.worlds import checks_of, run_world
 from tests.nccl_stand_in.building import stand_in_variables
+from tests.run_ranks import RankEnvironment
+from tests.torch.scenes.host_lane import HostLane
 
 MODULES = [
     "tests.horovod.device_checks",
@@ -21,6 +29,23 @@ MODULES = [
     "tests.horovod.joining_checks",
     "tests.horovod.optimizer_checks",
 ]
+
+
+class SubstituteRoads(Roads):
+    """Roads for CPU tensors, as if they were on a GPU."""
+
+    def serves(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+    def open(self, communicator: Communicator, device: torch.device) -> DeviceRoad:
+        lane, timeout_s = HostLane(), communicator.timeout_s
+        group = open_nccl_group(communicator, gpu=0, timeout_s=timeout_s)
+        return DeviceRoad(NcclAccelerator(group, lane, timeout_s=timeout_s), lane, communicator)
+
+
+def take_stand_in(environment: RankEnvironment) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
+    device_road.roads = SubstituteRoads()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 """
-The data path of the collectives: shared memory within a host, TCP rings between hosts.
+The data path of the collectives: shared memory within a host, TCP rings between hosts; and the columns of a feed as one matrix.
 
 It opens no sockets and resolves no names: it receives connected, authenticated descriptors.
 """
@@ -365,6 +365,11 @@ class NcclCommunicator:
 def describe_dlpack(capsule: object) -> tuple[int, int, str, bool, int, int]:
     """
     Return address, number of elements, dtype, whether C-contiguous, DLPack's device type and device id of the array in a capsule that __dlpack__ returned. Consumes the capsule; the caller must keep the array alive.
+    """
+
+def join_columns(columns: Sequence[object], matrix: object) -> None:
+    """
+    Write arrays of one dimension into the columns of a C-contiguous matrix of their dtype, without the GIL.
     """
 
 def segment_bytes(local_size: int) -> int:

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 
+#include "bindings/columns.h"
 #include "bindings/communicator_class.h"
 #include "bindings/dlpack.h"
 #include "bindings/errors.h"
@@ -31,7 +32,8 @@ NB_MODULE(_native, module) {
   // A rank that ends with an open communicator has leaked nothing.
   nanobind::set_leak_warnings(false);
   module.doc() =
-      "The data path of the collectives: shared memory within a host, TCP rings between hosts.\n\n"
+      "The data path of the collectives: shared memory within a host, TCP rings between hosts; and "
+      "the columns of a feed as one matrix.\n\n"
       "It opens no sockets and resolves no names: it receives connected, authenticated "
       "descriptors.";
   sparkdl::bindings::DefineHandle(module);
@@ -39,6 +41,7 @@ NB_MODULE(_native, module) {
   sparkdl::bindings::DefineCommunicator(module);
   sparkdl::bindings::DefineNccl(module);
   sparkdl::bindings::DefineDescribeDlpack(module);
+  sparkdl::bindings::DefineJoinColumns(module);
   module.def("segment_bytes", &SegmentBytes, "local_size"_a,
              "Return the size in bytes of the zero-filled segment that local_size ranks of a "
              "host share.");

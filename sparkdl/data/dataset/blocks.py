@@ -208,6 +208,12 @@ def _take_any_length(column: Column, level: int) -> str:
 
 def _pack_scalars(table: pa.Table, columns: Sequence[Column]) -> npt.NDArray[Any]:
     matrix = np.empty((table.num_rows, len(columns)), columns[0].dtype)
-    for index, column in enumerate(columns):
-        matrix[:, index] = to_numpy(table.column(column.name), column)
+    arrays = [to_numpy(table.column(column.name), column) for column in columns]
+    if matrix.dtype.kind in "biuf":
+        from sparkdl._native import join_columns  # what only describes data runs without it
+
+        join_columns(arrays, matrix)
+    else:
+        for index, array in enumerate(arrays):
+            matrix[:, index] = array
     return matrix

@@ -272,7 +272,7 @@ def plan(
     if precision not in RECIPES:
         raise ParamError(f"precision must be {' or '.join(map(repr, RECIPES))}, got {precision!r}.")
     recipe = recipe or RECIPES[precision]
-    task = _Task(shape, batch, precision, recipe, freedom, cluster.world_size)
+    task = _Question(shape, batch, precision, recipe, freedom, cluster.world_size)
     found = _layouts(task, cluster)
     if not found.layouts:
         raise ParamError(_why_none(task, cluster, found))
@@ -294,7 +294,7 @@ def _shape_of(model: ModelShape | nn.Module | str, sequence: int | None) -> Mode
 
 
 @dataclass(frozen=True)
-class _Task:
+class _Question:
     """What is planned, on clusters of several sizes."""
 
     shape: ModelShape
@@ -311,7 +311,7 @@ class _Task:
         return self.batch // self.world_size * cluster.world_size
 
 
-def _layouts(task: _Task, cluster: Cluster) -> Plan:
+def _layouts(task: _Question, cluster: Cluster) -> Plan:
     best: list[Layout] = []
     num_unfit = 0
     for sizes in _sizes(task, cluster):
@@ -336,7 +336,7 @@ def _preference(layout: Layout) -> float:
     return layout.time.total * (1 + _SIMPLER * complexity)
 
 
-def _best_of(task: _Task, cluster: Cluster, sizes: Parallelism) -> Layout | None:
+def _best_of(task: _Question, cluster: Cluster, sizes: Parallelism) -> Layout | None:
     """The fastest options of sizes; None if none fits."""
     best: Layout | None = None
     for options, passes_of in _options(task, cluster, sizes):
@@ -359,7 +359,7 @@ def _best_of(task: _Task, cluster: Cluster, sizes: Parallelism) -> Layout | None
     return replace(best, largest_batch=best.batch // best.rows * rows)
 
 
-def _sizes(task: _Task, cluster: Cluster) -> Iterator[Parallelism]:
+def _sizes(task: _Question, cluster: Cluster) -> Iterator[Parallelism]:
     """The sizes that suit the model, the cluster and the batch; tensor ranks share a host where hosts have several."""
     shape, batch, world = task.shape, task.batch_on(cluster), cluster.world_size
     sizes_of = {name: _divisors(world) if name in task.freedom.dimensions else [1] for name in DIMENSIONS}
@@ -394,7 +394,7 @@ def _sizes(task: _Task, cluster: Cluster) -> Iterator[Parallelism]:
 
 
 def _options(
-    task: _Task, cluster: Cluster, sizes: Parallelism
+    task: _Question, cluster: Cluster, sizes: Parallelism
 ) -> Iterator[tuple[Parallelism, list[tuple[int, int]]]]:
     """The options of sizes, each with the possible numbers of rows of a pass, largest first, and of passes."""
     assert sizes.data is not None, "resolved"
@@ -430,7 +430,9 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _estimated(task: _Task, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> Layout | None:
+def _estimated(
+    task: _Question, cluster: Cluster, sizes: Parallelism, rows: int, passes: int
+) -> Layout | None:
     """The layout with its memory and time; None if it does not fit."""
     shape, recipe, batch = task.shape, task.recipe, task.batch_on(cluster)
     needed = _memory(task, cluster, sizes, rows, passes)
@@ -454,12 +456,12 @@ def _estimated(task: _Task, cluster: Cluster, sizes: Parallelism, rows: int, pas
     )
 
 
-def _memory(task: _Task, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> RankMemory:
+def _memory(task: _Question, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> RankMemory:
     is_fused = not cluster.device.is_cpu
     return memory_of(task.shape, sizes, rows=rows, microbatches=passes, recipe=task.recipe, is_fused=is_fused)
 
 
-def _fits(task: _Task, cluster: Cluster) -> bool:
+def _fits(task: _Question, cluster: Cluster) -> bool:
     """Whether any layout fits, with as few rows in a pass as it can have."""
     usable = USABLE * cluster.device.memory_bytes
     state = task.recipe.weight_bytes + task.recipe.gradient_bytes + task.recipe.optimizer_bytes
@@ -472,7 +474,7 @@ def _fits(task: _Task, cluster: Cluster) -> bool:
     )
 
 
-def _why_none(task: _Task, cluster: Cluster, found: Plan) -> str:
+def _why_none(task: _Question, cluster: Cluster, found: Plan) -> str:
     shape, batch = task.shape, task.batch
     size = f"{shape.name} with {shape.parameters / 1e9:.3g} billion parameters"
     if not found.num_unfit:

@@ -51,7 +51,7 @@ def can_reduce(description: Description) -> bool:
     return description.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER) and dtypes >= set(description.dtypes)
 
 
-class Arrival:
+class StreamMark:
     """The point on the road's stream at which the outputs of a request are complete."""
 
     def __init__(self, road: DeviceRoad, mark: Any, new: Sequence[torch.Tensor] = ()) -> None:
@@ -100,7 +100,7 @@ class DeviceRoad:
         pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
         description: Description,
         follow: Callable[[], None],
-    ) -> Arrival:
+    ) -> StreamMark:
         """Reduce tensors into outputs of the same shapes, all as one operation of NCCL for each dtype.
 
         Args:
@@ -126,7 +126,7 @@ class DeviceRoad:
             _scale(buffers, description.postscale)
             for buffer, (_, output) in zip(buffers, pairs, strict=True):
                 restore(buffer, output)
-            return Arrival(self, self.lane.mark())
+            return StreamMark(self, self.lane.mark())
 
     def reducescatter(
         self,
@@ -134,7 +134,7 @@ class DeviceRoad:
         rows: Sequence[Sequence[int]],
         description: Description,
         follow: Callable[[], None],
-    ) -> tuple[list[torch.Tensor], Arrival]:
+    ) -> tuple[list[torch.Tensor], StreamMark]:
         """Reduce tensors and return this rank's rows; ``rows`` has the numbers of rows of all ranks, by tensor."""
         outputs = []
         with self.lane.on_side(tensors):
@@ -152,11 +152,11 @@ class DeviceRoad:
                     self.accelerator._reduce_scatter_base(block, blocks, options).wait()
                     _scale([block], description.postscale)
                 outputs.append(block[: of_ranks[self._communicator.rank]])
-            return outputs, Arrival(self, self.lane.mark(), outputs)
+            return outputs, StreamMark(self, self.lane.mark(), outputs)
 
     def broadcast(
         self, tensor: torch.Tensor, output: torch.Tensor, root: int, follow: Callable[[], None]
-    ) -> Arrival:
+    ) -> StreamMark:
         """Fill an output, which may be the tensor itself, with the root's tensor."""
         with self.lane.on_side([tensor, output]):
             follow()
@@ -168,11 +168,11 @@ class DeviceRoad:
                 options.rootRank = root
                 self.accelerator.broadcast([as_bytes(buffer)], options).wait()
             restore(buffer, output)
-            return Arrival(self, self.lane.mark())
+            return StreamMark(self, self.lane.mark())
 
     def allgather(
         self, tensors: Sequence[torch.Tensor], rows: Sequence[Sequence[int]], follow: Callable[[], None]
-    ) -> tuple[list[torch.Tensor], Arrival]:
+    ) -> tuple[list[torch.Tensor], StreamMark]:
         """Concatenate the ranks' rows of each tensor; ``rows`` has the numbers of rows of all ranks, by tensor."""
         with self.lane.on_side(tensors):
             follow()
@@ -190,11 +190,11 @@ class DeviceRoad:
                 else:
                     parts = [as_bytes(part) for part in output.split(list(of_ranks))]
                     self.accelerator.allgather([parts], [mine], _options(AllgatherOptions)).wait()
-            return outputs, Arrival(self, self.lane.mark(), outputs)
+            return outputs, StreamMark(self, self.lane.mark(), outputs)
 
     def alltoall(
         self, tensor: torch.Tensor, sent: Sequence[int], received: Sequence[int], follow: Callable[[], None]
-    ) -> tuple[torch.Tensor, Arrival]:
+    ) -> tuple[torch.Tensor, StreamMark]:
         """Send ``sent[r]`` rows to rank r and receive ``received[r]`` rows from it."""
         with self.lane.on_side([tensor]):
             follow()
@@ -204,7 +204,7 @@ class DeviceRoad:
             taken, given = ([count * width for count in counts] for counts in (received, sent))
             options = _options(AllToAllOptions)
             self.accelerator.alltoall_base(as_bytes(output), mine, taken, given, options).wait()
-            return output, Arrival(self, self.lane.mark(), [output])
+            return output, StreamMark(self, self.lane.mark(), [output])
 
     def close(self) -> None:
         """Complete what is on the stream and close the accelerator, or abort it if the communicator has failed."""

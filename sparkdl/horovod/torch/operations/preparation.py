@@ -59,7 +59,7 @@ class DeviceRequest(Request[Result]):
     def __init__(self, description: Description, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__(description)
         self._stream_point = StreamPoint(tensors)
-        self._arrival: device_road.Arrival | None = None
+        self._arrival: device_road.StreamMark | None = None
         self._device = tensors[0].device if description.device else None
 
     def _road(self, communicator: Communicator, given: np.ndarray[Any, Any]) -> device_road.DeviceRoad | None:

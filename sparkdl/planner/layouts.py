@@ -344,7 +344,7 @@ def _best_of(task: _Question, cluster: Cluster, sizes: Parallelism) -> Layout | 
             break
         for rows, passes in passes_of:
             layout = _estimated(task, cluster, options, rows, passes)
-            if layout is None:
+            if layout is None or not task.freedom.suits(options):
                 continue
             if best is None or layout.time.total < best.time.total:
                 best = layout
@@ -412,7 +412,7 @@ def _options(
         if sizes.pipeline * SCHEDULES[schedule].stages_per_rank > task.shape.layers:
             continue
         suited = [each for each in passes_of if sizes.pipeline == 1 or _can_cut(options, each[1])]
-        if suited and task.shape.why_not(options) is None and task.freedom.suits(options):
+        if suited and task.shape.why_not(options) is None:
             yield options, suited
 
 
@@ -468,7 +468,7 @@ def _fits(task: _Question, cluster: Cluster) -> bool:
     if task.shape.parameters * state > usable * cluster.world_size:
         return False
     return any(
-        _memory(task, cluster, options, *passes_of[-1]).total <= usable
+        _memory(task, cluster, options, *passes_of[-1]).total <= usable and task.freedom.suits(options)
         for sizes in _sizes(task, cluster)
         for options, passes_of in _options(task, cluster, sizes)
     )
@@ -491,13 +491,14 @@ def _why_none(task: _Question, cluster: Cluster, found: Plan) -> str:
         most *= 2
         if most > _MOST_HOSTS:
             return f"{text} It would not on {_MOST_HOSTS} such hosts either: take devices with more memory."
-    hosts = next(
-        number for number in range(cluster.hosts, most + 1) if _fits(task, cluster.with_hosts(number))
-    )
+    step = max(1, most // 64)  # ranks wait for this answer
+    fewer = range(cluster.hosts, most, step)
+    hosts = next((number for number in fewer if _fits(task, cluster.with_hosts(number))), most)
+    about = "about " if step > 1 else ""
     best = _layouts(task, cluster.with_hosts(hosts)).best
     return (
-        f"{text} The smallest cluster of such hosts on which it fits has {hosts}, with {best.as_code()}. Shorter rows, "
-        "or devices with more memory, need fewer."
+        f"{text} The smallest cluster of such hosts on which it fits has {about}{hosts}, with {best.as_code()}. "
+        "Shorter rows, or devices with more memory, need fewer."
     )
 
 

@@ -34,7 +34,7 @@ from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, t
 from sparkdl.estimators.fit.split import split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import check_of, spec_fields
-from sparkdl.estimators.params.training import best_goal_of
+from sparkdl.estimators.params.training import best_goal_of, num_readers
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.model.architecture import split_module
@@ -334,7 +334,7 @@ def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
 def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: int) -> None:
     scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
     if scheduler is not None:
-        steps = steps_per_epoch(num_rows, params.getNumWorkers(), params.getBatchSize())
+        steps = steps_per_epoch(num_rows, num_readers(params), params.getBatchSize())
         updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
         num_steps, watched = params.getEpochs() * updates, _goals(params)[1]
         make_scheduler(scheduler, found.optimizer, num_steps, interval, watched)

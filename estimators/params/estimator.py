@@ -21,7 +21,13 @@ from sparkdl.estimators.params.inputs import (
 )
 from sparkdl.estimators.params.running import HasCheckpoints, HasRanks, HasRows, HasTracking
 from sparkdl.estimators.params.table import check_entries, check_of, entries_of
-from sparkdl.estimators.params.training import HasFunctions, HasObjective, HasTraining, best_goal_of
+from sparkdl.estimators.params.training import (
+    HasFunctions,
+    HasObjective,
+    HasTraining,
+    best_goal_of,
+    num_readers,
+)
 from sparkdl.model.architecture import check_has_values
 from sparkdl.model.inputs import dtype_name, number_dtype
 from sparkdl.tracking.logged_model import check_registration
@@ -334,7 +340,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             ).about("replaceStragglers", "stragglerFactor", "elastic")
 
     def _check_batch_size(self) -> None:
-        rows, num_ranks = self.getGlobalBatchSize(), self.getNumWorkers()
+        rows = self.getGlobalBatchSize()
         if rows is None:
             return
         if self.isSet(self.batchSize):
@@ -342,11 +348,13 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 f"Params batchSize and globalBatchSize are both set, to {self.getOrDefault(self.batchSize)} and "
                 f"{rows}. Leave one of them out."
             ).about("batchSize", "globalBatchSize")
-        if rows % num_ranks:
-            near = max(1, round(rows / num_ranks)) * num_ranks
+        readers, num_ranks = num_readers(self), self.getNumWorkers()
+        if rows % readers:
+            near = max(1, round(rows / readers)) * readers
+            shared = f" with {readers} ranks that read rows of their own" if readers < num_ranks else ""
             raise ParamError(
-                f"Param globalBatchSize is {rows}, which numWorkers, {num_ranks}, does not divide. Set it to {near}, "
-                "for example."
+                f"Param globalBatchSize is {rows}, which numWorkers, {num_ranks}{shared}, does not divide. Set it to "
+                f"{near}, for example."
             ).about("globalBatchSize", "numWorkers")
 
     def _check_elastic(self) -> None:

@@ -189,8 +189,9 @@ class HasTraining(HasSeed):
         TypeConverters.toInt,
         "number of rows of all ranks together per step, a multiple of numWorkers, in place of batchSize",
         check=at_least(1),
-        more="In an elastic fit a step then has as many rows with any number of ranks. With ``batchSize`` it has "
-        "more or fewer rows when ranks come or go.",
+        more="Ranks that read the same rows, by ``tensor``, ``context`` and ``pipeline`` of ``parallelism``, count as "
+        "one. In an elastic fit a step then has as many rows with any number of ranks. With ``batchSize`` it has more "
+        "or fewer rows when ranks come or go.",
     )
     epochs, getEpochs, setEpochs = param(
         TypeConverters.toInt,
@@ -316,7 +317,17 @@ class HasTraining(HasSeed):
         of_all: int | None = self.getGlobalBatchSize()
         if of_all is None:
             return self.getOrDefault(self.batchSize)
-        return of_all // int(self.getOrDefault("numWorkers"))
+        return of_all // num_readers(self)
+
+
+def num_readers(params: Any) -> int:
+    """Return the number of ranks that read rows of their own; ranks that share a model's layers read the same ones."""
+    num_ranks: int = params.getNumWorkers()
+    parallelism = params.getParallelism()
+    if parallelism is None or isinstance(parallelism, str):  # the planner keeps the rows of a step
+        return num_ranks
+    sizes = parallelism.resolve(num_ranks)
+    return int(sizes.data * sizes.shard)
 
 
 def best_goal_of(params: HasTraining, available: Sequence[str]) -> Goal | None:

@@ -20,6 +20,7 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import lasting_key
 from sparkdl.errors import DataError, JobFileError
 from sparkdl.estimators.fit.split import RowCounts, validation_column
+from sparkdl.estimators.params.training import num_readers
 from sparkdl.launch import run_on_ranks
 from sparkdl.monitor.memory import available_bytes
 from sparkdl.spark.jobs import jobs_of
@@ -154,7 +155,7 @@ class JobPlan:
         rows: counts of the rows.
         num_training: number of rows for training.
         is_exact: whether ``num_training`` is exact: rows for validation are not drawn at random, and rows are counted.
-        shards: number of rows of each rank.
+        shards: number of rows of each rank; ranks that read the same rows count as one.
         steps: number of steps per epoch.
         updates: number of updates of the weights per epoch.
         epochs: number of epochs of the fit.
@@ -209,13 +210,13 @@ def make_plan(
     fraction = params.getValidationFraction()
     rows = rows or count_rows(frame, columns, validation_column(params))
     left_out = rows.num_marked or round(rows.num_rows * (fraction or 0.0))
-    num_training, num_ranks = rows.num_rows - left_out, params.getNumWorkers()
-    steps = steps_per_epoch(num_training, num_ranks, params.getBatchSize())
+    num_training, readers = rows.num_rows - left_out, num_readers(params)
+    steps = steps_per_epoch(num_training, readers, params.getBatchSize())
     return JobPlan(
         rows=rows,
         num_training=num_training,
         is_exact=rows.is_exact and fraction is None,
-        shards=tuple(rows_per_rank(num_training, num_ranks)),
+        shards=tuple(rows_per_rank(num_training, readers)),
         steps=steps,
         updates=updates_per_epoch(steps, params.getGradientAccumulationSteps()),
         epochs=params.getEpochs(),
@@ -287,7 +288,7 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
             f"{' '.join(filter(None, (f'{about}{plan.rows.num_rows:,}', what)))} of {job.data}; {_training(plan)}",
         ),
         ("columns", f"{', '.join(columns)}: {about}{in_bytes(plan.rows_bytes)} when decoded"),
-        ("ranks", f"{len(plan.shards)}, with {plan.batch_size} rows each per step"),
+        ("ranks", _ranks(plan)),
         ("shards", f"{about}{' or '.join(f'{size:,}' for size in shards)} rows per rank and epoch"),
         ("steps", _steps(plan)),
         ("model", _model(plan)),
@@ -313,6 +314,13 @@ def _training(plan: JobPlan) -> str:
         return "all for training"
     about = "" if plan.is_exact else "about "
     return f"{about}{plan.num_training:,} for training, {about}{validation:,} for validation"
+
+
+def _ranks(plan: JobPlan) -> str:
+    num_ranks, num_readers = sum(len(host.ranks) for host in plan.hosts), len(plan.shards)
+    if num_ranks == num_readers:
+        return f"{num_ranks}, with {plan.batch_size} rows each per step"
+    return f"{num_ranks}, in groups of {num_ranks // num_readers} that read the same rows, {plan.batch_size} per step"
 
 
 def _steps(plan: JobPlan) -> str:

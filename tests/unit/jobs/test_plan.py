@@ -92,6 +92,11 @@ def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
     ]
 
 
+def test_ranks_that_read_the_same_rows_are_named_as_groups(tmp_path):
+    lines = plan_text(read(tmp_path), make_plan(shards=(803,)), ["image"], "").splitlines()
+    assert "ranks    2, in groups of 2 that read the same rows, 16 per step" in lines
+
+
 def test_model_that_depends_on_the_rows_has_no_known_size(tmp_path):
     lines = plan_text(read(tmp_path), make_plan(model=None), ["image"], "").splitlines()
     assert "model    size not known before the fit, as the rows determine the model" in lines

@@ -165,6 +165,16 @@ def test_values_that_cannot_work_are_named(changes, message):
         make_estimator(**changes).check_values()
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "rows"),
+    [(None, 8), ({"shard": 2}, 8), ({"tensor": 2}, 16), ({"pipeline": 4}, 32), ("auto", 8)],
+)
+def test_rows_of_a_step_are_divided_among_the_ranks_that_read_them(parallelism, rows):
+    estimator = make_estimator(numWorkers=4, globalBatchSize=32, parallelism=parallelism)
+    estimator.check_values()
+    assert estimator.getBatchSize() == rows
+
+
 def test_optimizer_class_is_called_with_the_parameters():
     make_estimator(optimizer=torch.optim.Adam).check_values()
     assert isinstance(make_optimizer(torch.optim.Adam, nn.Linear(1, 1)), torch.optim.Adam)

@@ -33,7 +33,7 @@ def test_server_that_does_not_answer_is_a_finding_in_time_and_the_status_is_1(tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ranks", "0"), "--ranks must be at least 1, got 0"),
+        (("--ranks", "0"), "--ranks must be at least 1, got 0."),
         (("--timeout", "-1"), "--timeout must be positive, got -1"),
         (("--master", "local[2]", "--conf", "nonsense"), "--conf takes KEY=VALUE, got 'nonsense'"),
     ],

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import CHECKING
@@ -151,19 +152,27 @@ def _own_folder(parent: str | None) -> Path:
         ) from error
 
 
+def _mapped(path: Path, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Map the values that np.save wrote after its header.
+
+    np.load would parse the header with ast, which in CPython 3.11 fails occasionally on several threads at once.
+    """
+    header_bytes = path.stat().st_size - array.nbytes
+    return np.memmap(path, array.dtype, "r", offset=header_bytes, shape=array.shape)
+
+
 def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
     """Write the arrays of a block to files and map them; if one cannot be written, all files are removed."""
     paths = [folder / f"{row_group}-{index}.npy" for index in range(len(block))]
     try:
         for path, array in zip(paths, block, strict=True):
-            np.save(path, array)
+            np.save(path, np.ascontiguousarray(array))
             if (
                 path.stat().st_size < array.nbytes
             ):  # np.save does not notice if the last few bytes did not fit
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return [
-            np.load(path, mmap_mode="r") if array.size else array
-            for path, array in zip(paths, block, strict=True)
+            _mapped(path, array) if array.size else array for path, array in zip(paths, block, strict=True)
         ]
     except BaseException:
         for path in paths:

@@ -217,11 +217,11 @@ def _unpickled(path: Path) -> PrepareFunction:
 def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[str, Any]]]:
     path = folder / _MANIFEST
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
     with errors_as(SavedModelError, f"{path} is damaged"):
-        manifest = json.loads(text)
+        manifest = json.loads(content)
         version = manifest["format_version"]
         if version > FORMAT_VERSION:
             raise SavedModelError(

@@ -152,7 +152,10 @@ class TensorBoardExport:
         """Write a snapshot; raise the error of an earlier one."""
         if self._error is not None:
             raise self._error
-        self._waiting.put_nowait(snapshot)
+        try:
+            self._waiting.put_nowait(snapshot)
+        except queue.Full:
+            raise TimeoutError(f"it is {self._waiting.maxsize} snapshots behind") from None
 
     def close(self) -> None:
         """Write what is left."""

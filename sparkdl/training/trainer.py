@@ -122,9 +122,11 @@ def plan_layout(
     was_initialized = torch.distributed.is_initialized()
     if not was_initialized:
         init_process_group(communicator, cuda=device.type == "cuda")
-    parallelism, about = spec.planner.choose(spec.model, device)
-    if not was_initialized:
-        destroy_process_group()
+    try:
+        parallelism, about = spec.planner.choose(spec.model, device)
+    finally:
+        if not was_initialized:
+            destroy_process_group()
     if communicator.rank == 0:
         report({"kind": "layout", **about})
     return replace(spec, parallelism=parallelism)

@@ -6,7 +6,7 @@ defaults and error messages are Horovod's. What differs:
 - No operation waits for ever: one that some rank does not take part in fails at the communicator's deadline.
 - Tensors need not be contiguous, and may be bfloat16 or of any integer type.
 - Process sets can be added at run time without ``HOROVOD_DYNAMIC_PROCESS_SETS``.
-- CUDA tensors go through host memory.
+- CUDA tensors go to NCCL; what it cannot compute, such as Adasum, goes through host memory.
 """
 
 from __future__ import annotations

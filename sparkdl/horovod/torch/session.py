@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
@@ -149,8 +150,9 @@ class Session:
 
     def close(self) -> None:
         """Close all process sets; the other ranks do not treat this rank as lost."""
-        for number in sorted(self._engines, reverse=True):
-            self._engines[number].close()
+        with ExitStack() as stack:  # all of them, the highest number first, whatever one raises
+            for number in sorted(self._engines):
+                stack.callback(self._engines[number].close)
 
     def _meet(self, about: str, when_met: Callable[[], None]) -> None:
         request = ProcessSetsRequest(about, when_met)

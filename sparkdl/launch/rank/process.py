@@ -69,7 +69,8 @@ def exit_rank(status: int) -> NoReturn:
     """End this process with its threads joined, its exit handlers called and its files flushed.
 
     Freeing the objects of all modules and the statics of torch's libraries, as at the end of an interpreter, takes
-    0.25 s of a core and copies 120 MB that the rank shares with its forkserver, to free memory that is freed anyway.
+    0.25 s of a core and copies 120 MB that the rank shares with its forkserver, to free memory that is freed anyway. As
+    where multiprocessing ends a fork, finalizers of objects and C's exit handlers do not run.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends a fork
     atexit._run_exitfuncs()

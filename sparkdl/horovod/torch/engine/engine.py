@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from sparkdl.collective import Communicator
@@ -113,12 +114,11 @@ class Engine:
             self._completed.wait_for(lambda: not self._is_driven)
             self._is_driven = True
         self.outstanding.fail(shut_down)
-        try:
+        with ExitStack() as stack:  # each is done, whatever the others raise
+            stack.callback(self._thread.join)
+            stack.callback(self._leave)
+            stack.callback(self.communicator.close)
             self._before_close(self.communicator)
-        finally:
-            self.communicator.close()
-        self._leave()
-        self._thread.join()
 
     def _serve(self) -> None:
         while not self._closing.is_set():

@@ -97,7 +97,7 @@ def describe_module(
 
 
 def _describe(name: str, kind: PredictionKind, tensor: Tensor, classes: Sequence[Any] | None) -> ModelOutput:
-    """Return the output of which the module returned that tensor for one row.
+    """Return the description of an output, from the tensor that the module returned for one row.
 
     Raises:
         ParamError: if the tensor has not the shape that the kind needs, or the number of classes differs.

@@ -251,13 +251,16 @@ def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreEr
 
 
 @contextmanager
-def errors_as(kind: type[SparkdlError], what: str, advice: str = "") -> Iterator[None]:
+def errors_as(
+    kind: type[SparkdlError], what: str, advice: str = "", *, of: type[Exception] = Exception
+) -> Iterator[None]:
     """Convert the exceptions of other code in this block, such as a function of the user, to an error of sparkdl's.
 
     Args:
         kind: class of the error.
         what: clause that says what failed.
         advice: sentences that say what to do about it.
+        of: class of the exceptions that are converted; others pass.
 
     Raises:
         SparkdlError: of that class, with the exception's type and text, in place of an error that is not sparkdl's.
@@ -266,7 +269,7 @@ def errors_as(kind: type[SparkdlError], what: str, advice: str = "") -> Iterator
         yield
     except SparkdlError:
         raise
-    except Exception as error:
+    except of as error:
         text = f"{what}: {type(error).__name__}: {error}"
         raise kind(f"{text.rstrip('.')}. {advice}" if advice else text) from error
 

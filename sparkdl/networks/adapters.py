@@ -23,7 +23,7 @@ def with_adapters(model: nn.Module, rank: int) -> nn.Module:
     Raises:
         ParamError: if peft is not installed.
     """
-    with errors_as(ParamError, "Param loraRank needs peft", "Run pip install peft."):
+    with errors_as(ParamError, "Param loraRank needs peft", "Run pip install peft.", of=ImportError):
         from peft import LoraConfig, get_peft_model
     adapted: nn.Module = get_peft_model(
         model,

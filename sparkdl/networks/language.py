@@ -122,7 +122,7 @@ def learn_tokenizer(texts: Iterable[str], num_tokens: int) -> LearnedTokenizer:
 
 def _tokenizers() -> Any:
     what = "A LanguageModel needs the library tokenizers, also on executors"
-    with errors_as(ParamError, what, "Run pip install tokenizers."):
+    with errors_as(ParamError, what, "Run pip install tokenizers.", of=ImportError):
         import tokenizers
     return tokenizers
 

@@ -224,6 +224,6 @@ def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _transformers(of: str) -> Any:
-    with errors_as(ParamError, f"{of} needs transformers", "Run pip install transformers."):
+    with errors_as(ParamError, f"{of} needs transformers", "Run pip install transformers.", of=ImportError):
         import transformers
     return transformers

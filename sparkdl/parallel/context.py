@@ -147,7 +147,9 @@ class _HuggingFaceAttention:
             ParamError: if transformers is too old, or the model has layers other than full and sliding attention.
         """
         with errors_as(
-            ParamError, "Context parallelism of models of Hugging Face needs transformers 4.53 or later"
+            ParamError,
+            "Context parallelism of models of Hugging Face needs transformers 4.53 or later",
+            of=ImportError,
         ):
             from transformers import AttentionInterface, AttentionMaskInterface
         config = module.config.get_text_config()

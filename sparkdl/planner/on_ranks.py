@@ -228,7 +228,13 @@ def cluster_of_ranks(device: torch.device, recipe: TrainingRecipe) -> Cluster:
 
 def _device(device: torch.device, recipe: TrainingRecipe, *, ranks_here: int) -> Device:
     is_cpu = device.type == "cpu"
-    memory = (available_bytes() or 0) / ranks_here if is_cpu else torch.cuda.mem_get_info(device)[0]
+    if is_cpu:
+        memory = (available_bytes() or 0) / ranks_here
+    else:
+        identity = str(torch.cuda.get_device_properties(device).uuid)
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, identity)
+        memory = torch.cuda.mem_get_info(device)[0] / of_ranks.count(identity)  # ranks may share a GPU
     known = (
         None if is_cpu else known_gpu(torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1])
     )

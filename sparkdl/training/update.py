@@ -212,7 +212,7 @@ def use_float8(module: nn.Module, device: torch.device) -> None:
             "such as an H100, or a newer one. Use 'bfloat16'."
         )
     what = "Param precision is 'float8', which needs torchao on the executors"
-    with errors_as(ParamError, what, "Run pip install torchao."):
+    with errors_as(ParamError, what, "Run pip install torchao.", of=ImportError):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     # The gradient of a weight is a sum over the rows of a batch, whose number need not be a multiple of 16 either.
     config = Float8LinearConfig(pad_inner_dim=True)

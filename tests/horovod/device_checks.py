@@ -70,6 +70,23 @@ def check_compressed_gradients_take_the_road() -> None:
     assert (reduced.dtype, reduced.tolist()) == (torch.float32, [1.5] * 8)
 
 
+def check_tensors_on_another_gpu_than_the_road_go_through_host_memory() -> None:
+    hvd.allreduce(torch.ones(1))  # opens NCCL
+    roads, rank = device_road.roads, hvd.rank()
+    roads.is_elsewhere = lambda communicator, device: rank == 1  # type: ignore[method-assign]
+    try:
+        session().world.report(reset=True)
+        tensor = torch.full((ELEMENTS,), rank + 1.0)
+        assert hvd.allreduce(tensor, op=hvd.Sum).eq(3).all()
+        assert hvd.broadcast(tensor, 1).eq(2).all()
+        assert hvd.allgather(tensor).sum() == 3 * ELEMENTS
+        assert hvd.alltoall(tensor.clone()).sum() == 1.5 * ELEMENTS
+        assert hvd.reducescatter(tensor, op=hvd.Sum).sum() == 1.5 * ELEMENTS
+        assert sum(row.bytes for row in session().world.report().operations) > SMALL_BYTES
+    finally:
+        del roads.is_elsewhere  # type: ignore[misc]
+
+
 def _in_host_memory(values: torch.Tensor, **options: object) -> torch.Tensor:
     """The result of the communicator."""
     roads = device_road.roads

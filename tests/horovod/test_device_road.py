@@ -40,7 +40,7 @@ class SubstituteRoads(Roads):
     def open(self, communicator: Communicator, device: torch.device) -> DeviceRoad:
         lane, timeout_s = HostLane(), communicator.timeout_s
         group = open_nccl_group(communicator, gpu=0, timeout_s=timeout_s)
-        return DeviceRoad(NcclAccelerator(group, lane, timeout_s=timeout_s), lane, communicator)
+        return DeviceRoad(NcclAccelerator(group, lane, timeout_s=timeout_s), lane, communicator, device)
 
 
 def take_stand_in(environment: RankEnvironment) -> None:

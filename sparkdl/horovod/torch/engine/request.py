@@ -151,7 +151,7 @@ class Request(ABC, Generic[Result]):
         self.error: BaseException | None = None
 
     def look_ahead(self, outstanding: Callable[[], Sequence[Request[Any]]]) -> None:
-        """Take note of the requests after this one, some of which may run with it; called before ``match``.
+        """Look at the requests after this one: some may run together with it. Called before ``match``.
 
         Args:
             outstanding: function that returns all requests in the order of submission, this one first.

@@ -23,7 +23,6 @@ from sparkdl.horovod.torch.operations.preparation import (
     as_buffer,
     check_tensors,
     copy_back,
-    gather_numbers,
     split_rows,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -46,7 +45,7 @@ class AdasumRequest(ReductionRequest):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one from every rank; ranks that have joined contribute a zero."""
-        self._given = gather_numbers(communicator, (), self.label)
+        self._given = self._gather(communicator, ())
 
     def complete(self, communicator: Communicator) -> None:
         """Combine the tensors."""

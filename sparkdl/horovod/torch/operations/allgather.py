@@ -25,7 +25,6 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_tensors,
     describe,
     find_target,
-    gather_numbers,
     refuse_ranks_that_joined,
     refuse_scalars,
 )
@@ -42,7 +41,7 @@ class AllgatherRequest(TensorsRequest):
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the numbers of rows from every rank; ranks that have joined contribute zeros."""
         num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors]
-        self._rows = gather_numbers(communicator, num_rows, self.label)
+        self._rows = self._gather(communicator, num_rows)
 
     def complete(self, communicator: Communicator) -> None:
         """Gather the rows."""

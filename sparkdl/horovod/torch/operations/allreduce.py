@@ -26,7 +26,6 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_reducible,
     copy_back,
     find_target,
-    gather_numbers,
     is_buffer,
     new_output,
 )
@@ -55,7 +54,7 @@ class AllreduceRequest(ReductionRequest):
         return self._device is not None and device_road.can_reduce(self.description)
 
     def look_ahead(self, outstanding: Callable[[], Sequence[Request[Any]]]) -> None:
-        """Take note of the requests that may run together with this one."""
+        """Find the requests that may run together with this one."""
         self.fused = self._following = ()
         if self._takes_road:
             alike = itertools.takewhile(self._is_alike, outstanding()[1:])
@@ -66,6 +65,7 @@ class AllreduceRequest(ReductionRequest):
         return (
             isinstance(other, AllreduceRequest)
             and other._takes_road
+            and other._device == self._device
             and (mine.op, mine.prescale, mine.postscale) == (its.op, its.prescale, its.postscale)
         )
 
@@ -76,7 +76,7 @@ class AllreduceRequest(ReductionRequest):
             return
         digests = [request.description.digest for request in self._following]
         digests += [0] * (_MOST_FUSED - len(digests))
-        self._given = gather_numbers(communicator, digests, self.label)
+        self._given = self._gather(communicator, digests)
         is_common = (self._given[:, 1:] == self._given[:1, 1:]).all(axis=0)
         self.fused = [
             request

@@ -19,7 +19,6 @@ from sparkdl.horovod.torch.operations.preparation import (
     bytes_per_row,
     check_tensors,
     describe,
-    gather_numbers,
     name_of,
     refuse_ranks_that_joined,
     refuse_scalars,
@@ -50,7 +49,7 @@ class AlltoallRequest(DeviceRequest[tuple[torch.Tensor, torch.Tensor]]):
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the splits from every rank; ranks that have joined contribute zeros."""
-        self._splits_of_ranks = gather_numbers(communicator, self._splits, self.label)
+        self._splits_of_ranks = self._gather(communicator, self._splits)
 
     def complete(self, communicator: Communicator) -> None:
         """Exchange the rows."""

@@ -22,7 +22,6 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_tensors,
     copy_back,
     describe,
-    gather_numbers,
     name_of,
     new_output,
     refuse_ranks_that_joined,
@@ -45,7 +44,7 @@ class BroadcastRequest(DeviceRequest[torch.Tensor]):
     def match(self, communicator: Communicator) -> None:
         """Broadcast the tensor; if it is on a device, gather a one from every rank."""
         if self._device is not None:
-            self._given = gather_numbers(communicator, (), self.label)
+            self._given = self._gather(communicator, ())
         else:
             self._broadcast(communicator)
 

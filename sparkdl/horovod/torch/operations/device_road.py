@@ -84,15 +84,18 @@ class StreamMark:
 class DeviceRoad:
     """Collectives on tensors of this rank's GPU, over an accelerator whose calls are made on one stream."""
 
-    def __init__(self, accelerator: Accelerator, lane: GpuLane, communicator: Communicator) -> None:
+    def __init__(
+        self, accelerator: Accelerator, lane: GpuLane, communicator: Communicator, device: torch.device
+    ) -> None:
         """Take over an open accelerator.
 
         Args:
             accelerator: accelerator of the same ranks; closed by :meth:`close`.
             lane: lane whose stream is the road.
             communicator: communicator of the process set.
+            device: device of the GPU.
         """
-        self.accelerator, self.lane = accelerator, lane
+        self.accelerator, self.lane, self.device = accelerator, lane, device
         self._communicator = communicator
 
     def allreduce(
@@ -236,6 +239,14 @@ class Roads:
         """Whether a tensor takes the road: it is on a GPU. Tests on machines without a GPU override this."""
         return tensor.is_cuda
 
+    def is_elsewhere(self, communicator: Communicator, device: torch.device) -> bool:
+        """Whether tensors on a device cannot take the road of a communicator: it is on another GPU of this process."""
+        road = self._roads.get(communicator)
+        is_unknown = (
+            device.type == "cuda" and device.index is None
+        )  # of zeros for a rank without CUDA tensors
+        return is_unknown or (road is not None and road.device != device)
+
     def of(self, communicator: Communicator, device: torch.device) -> DeviceRoad | None:
         """The road of a communicator; None if tensors travel through host memory. The first call is collective."""
         if communicator not in self._roads:
@@ -253,7 +264,7 @@ class Roads:
                 return None
             store = RendezvousStore(rendezvous, timeout_s=timeout_s)
             accelerator = open_chosen(chosen, communicator, rendezvous, store, timeout_s)
-            return DeviceRoad(accelerator, GpuLane(device), communicator)
+            return DeviceRoad(accelerator, GpuLane(device), communicator, device)
 
     def close(self, communicator: Communicator) -> None:
         """Close the road of a communicator, if it has one."""

@@ -69,9 +69,14 @@ class DeviceRequest(Request[Result]):
             communicator: communicator of the process set.
             given: what :func:`gather_numbers` returned; with a rank that has joined there is no road.
         """
-        if self._device is None or not given[:, 0].all():
+        if self._device is None or not (given[:, 0] == _ON_ROAD).all():
             return None
         return device_road.roads.of(communicator, self._device)
+
+    def _gather(self, communicator: Communicator, numbers: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Gather numbers as :func:`gather_numbers`, and whether the tensors are on the GPU of the road."""
+        is_elsewhere = self._device is None or device_road.roads.is_elsewhere(communicator, self._device)
+        return gather_numbers(communicator, numbers, self.label, _ELSEWHERE if is_elsewhere else _ON_ROAD)
 
     def is_complete(self) -> bool:
         """Whether the request has run, and its outputs are complete on the device."""
@@ -331,9 +336,14 @@ def _describe(
     )
 
 
-def gather_numbers(communicator: Communicator, numbers: Sequence[int], label: str) -> np.ndarray[Any, Any]:
-    """Gather a one and the numbers of every rank, ``(ranks, 1 + numbers)``; ranks that have joined contribute zeros."""
-    own = np.array([1, *numbers])
+_ON_ROAD, _ELSEWHERE = 1, 2
+
+
+def gather_numbers(
+    communicator: Communicator, numbers: Sequence[int], label: str, place: int = _ELSEWHERE
+) -> np.ndarray[Any, Any]:
+    """Gather ``place`` and the numbers of every rank, ``(ranks, 1 + numbers)``; ranks that joined contribute zeros."""
+    own = np.array([place, *numbers])
     gathered = np.zeros((communicator.world_size, own.size), np.int64)
     communicator.allgather(own, gathered, name=label)
     return gathered

@@ -24,7 +24,6 @@ from sparkdl.horovod.torch.operations.preparation import (
     as_buffer,
     check_reducible,
     find_target,
-    gather_numbers,
     refuse_ranks_that_joined,
     split_rows,
 )
@@ -43,7 +42,7 @@ class ReducescatterRequest(ReductionRequest):
 
         Without this check the communicator would reduce the zeros of ranks that have joined.
         """
-        self._given = gather_numbers(communicator, (), self.label)
+        self._given = self._gather(communicator, ())
 
     def complete(self, communicator: Communicator) -> None:
         """Reduce the tensors."""

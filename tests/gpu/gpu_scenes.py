@@ -5,7 +5,6 @@ Every function is at the top of this module, because ranks receive it by name.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -144,21 +143,6 @@ def overlap(environment: RankEnvironment, backend: str) -> tuple[bool, float]:
         work.wait()
         tensor *= 2
         return is_early, float(tensor[-1])
-
-
-def host_seconds_per_call(environment: RankEnvironment, backend: str) -> float:
-    """The least time of the host for an asynchronous all_reduce, in which the GPU has no work to wait for."""
-    with process_group(environment, backend):
-        tensor = torch.ones(1, device="cuda")
-        turns = []
-        for _ in range(50):
-            begin = time.perf_counter()
-            works = [dist.all_reduce(tensor, async_op=True) for _ in range(20)]
-            turns.append((time.perf_counter() - begin) / len(works))
-            for work in works:
-                work.wait()
-            torch.cuda.synchronize()
-        return min(turns)
 
 
 def exchange(environment: RankEnvironment, backend: str) -> bool:

@@ -8,11 +8,13 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from subprocess import CalledProcessError
 
-from sparkdl.collective import TRANSPORTS, WIRES
+from sparkdl.checks import check_counts
+from sparkdl.collective import TRANSPORTS, WIRES, check_timeout
 from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
-from sparkdl.errors import ParamError
-from sparkdl.launch.programs import LocalRanks
+from sparkdl.errors import ParamError, RankError
+from sparkdl.launch.local_launch import run_program_on_local_ranks
 
 _DESCRIPTION = """\
 Starts COMMAND once for each rank on this machine and prefixes its output with the number of the rank. Scripts for
@@ -113,12 +115,13 @@ def run(options: argparse.Namespace) -> int:
     It is 0, or the status of the failed rank: 128 plus the number of the signal if a signal ended the rank.
 
     Raises:
-        ParamError: if the number of ranks is less than 1, or no communicator can be opened with these options.
+        ParamError: if an option has a value that cannot work.
         LaunchError: if the program does not exist.
         RankError: if code on a rank of an elastic run raises.
     """
     # SIGTERM also ends the ranks by SIGTERM.
     signal.signal(signal.SIGTERM, _leave)
+    check_timeout(options.timeout, "--timeout")
     try:
         if options.join is not None or options.least is not None or options.most is not None:
             return _run_elastically(options)
@@ -133,6 +136,7 @@ def _run_together(options: argparse.Namespace) -> int:
     if options.max_restarts is not None:
         raise ParamError("--max-restarts is for ranks that come and go: give --min or --max as well.")
     num_ranks = 2 if options.ranks is None else options.ranks
+    check_counts(least=1, **{"--ranks": num_ranks})
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         print(
@@ -141,26 +145,30 @@ def _run_together(options: argparse.Namespace) -> int:
         return 2
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
-    ranks = LocalRanks(
-        command,
-        num_ranks=num_ranks,
-        transport=options.transport,
-        wire=options.wire,
-        timeout_s=options.timeout,
-        threads_per_rank=options.threads,
-        on_line=_Printer().print_line,
-    )
-    with ranks:
-        failed = ranks.wait()
-        have_met = ranks.have_met()
-    if failed is None:
-        if num_ranks > 1 and not have_met:
-            print(_UNCONNECTED.format(num_ranks), file=sys.stderr)
-        return 0
-    if not have_met and os.environ.get(_AUTOLOAD, "1") != "1":
-        print(_NOT_LOADED, file=sys.stderr)
-    print(f"sparkdl: rank {failed.rank} {failed.reason}", file=sys.stderr)
-    return failed.status if failed.status > 0 else 128 - failed.status
+    have_met = threading.Event()
+    try:
+        run_program_on_local_ranks(
+            command,
+            num_ranks=num_ranks,
+            transport=options.transport,
+            wire=options.wire,
+            timeout_s=options.timeout,
+            threads_per_rank=options.threads,
+            on_line=_Printer().print_line,
+            on_met=have_met.set,
+        )
+    except RankError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError):  # of the printer
+            raise cause from error
+        if not have_met.is_set() and os.environ.get(_AUTOLOAD, "1") != "1":
+            print(_NOT_LOADED, file=sys.stderr)
+        print(f"sparkdl: {error}", file=sys.stderr)
+        status = cause.returncode if isinstance(cause, CalledProcessError) else 1
+        return status if status > 0 else 128 - status
+    if num_ranks > 1 and not have_met.is_set():
+        print(_UNCONNECTED.format(num_ranks), file=sys.stderr)
+    return 0
 
 
 class _Printer:

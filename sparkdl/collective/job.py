@@ -149,6 +149,9 @@ def find_all(environ: Mapping[str, str], names: Sequence[str], remedy: str) -> l
 FAILURE_KEY = "job/failure"
 """Key at which the rank that failed first reports the reason to its launcher: JSON of ``rank``, ``host``, ``error``."""
 
+ENTERED_KEY = "job/entered"
+"""Key that exists once a rank has entered the job."""
+
 _DEPARTURES = "job/departures"
 _CONNECT_TIMEOUT_S = 60.0
 _SHORT_FAREWELL_S = 5.0
@@ -242,6 +245,7 @@ def _enter(job: RankJob, coordinator: Coordinator | None) -> _Membership:
             )
             try:
                 client.post_if_lost(_DEPARTURES, str(job.rank).encode())
+                client.set(ENTERED_KEY, b"")
             except BaseException:
                 client.close()
                 raise

@@ -2,10 +2,11 @@
 
 Knows Spark and processes, not torch and not training. The driver calls :func:`run_on_ranks`, or
 :func:`run_on_local_ranks` for processes of its own machine; in every rank process the function receives a
-:class:`RankContext`. Begin with ``supervision``, then ``task/barrier_task`` and ``rank/process``: what a launch does on
-the *driver*, in the *task* of each rank and on the *rank*. Two modules start the tasks: ``spark_job`` in Spark, and
-``local_launch`` as threads of the driver. ``wire`` holds the messages between them. The modules of this package itself,
-not those of its folders, run on the driver.
+:class:`RankContext`. A rank of ``sparkdl run`` is a program instead, under the same supervision. Begin with
+``supervision``, then ``task/barrier_task`` and ``rank/process``: what a launch does on the *driver*, in the *task* of
+each rank and on the *rank*. Two modules start the tasks: ``spark_job`` in Spark, and ``local_launch`` as threads of the
+driver. ``wire`` holds the messages between them. The modules of this package itself, not those of its folders, run on
+the driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a function on ranks that are processes of this machine, without Spark, and returns the value of each.
+"""Runs a function or a program on ranks that are processes of this machine, without Spark.
 
 The tasks of these ranks are threads of the calling process.
 """
@@ -6,6 +6,7 @@ The tasks of these ranks are threads of the calling process.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from sparkdl.launch.elastic.offers import SlotOffer
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.local_stage import LocalStage
 from sparkdl.launch.ranks import make_spec, run_spec
+from sparkdl.launch.task.program import HAS_MET, OnLine, Program
 from sparkdl.rendezvous.addresses import LOOPBACK
 
 if TYPE_CHECKING:
@@ -115,6 +117,77 @@ def run_on_local_ranks(
         )
     finally:
         end_idle_forkservers(_IDLE_S)
+
+
+def run_program_on_local_ranks(
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    transport: str = "auto",
+    wire: str = "float32",
+    timeout_s: float = 300.0,
+    threads_per_rank: int | None = None,
+    on_line: OnLine,
+    on_met: Callable[[], None],
+) -> None:
+    """Run a program in one process of this machine per rank, until all have ended with status 0 or one has failed.
+
+    The processes also end if this process dies.
+
+    Args:
+        command: the program and its arguments.
+        num_ranks: number of ranks.
+        transport: as for :func:`run_on_local_ranks`; with ``"mpi"`` and ``"hierarchical-mpi"`` the ranks also form an
+            MPI world.
+        wire: as for :func:`run_on_local_ranks`.
+        timeout_s: seconds for opening the communicator, and the default deadline of its operations.
+        threads_per_rank: as for :func:`run_on_local_ranks`.
+        on_line: called with rank, stream and line for each line that the ranks print, from one thread per rank and
+            stream.
+        on_met: called if any rank has opened the communicator, begun to initialize torch.distributed, or initialized
+            MPI. Otherwise the ranks have worked independently, unless they have connected by other means, such as a
+            ``TCPStore`` of their own.
+
+    Raises:
+        ParamError: if an argument has a value that cannot work.
+        LaunchError: if the program cannot be started.
+        RankError: if a rank fails; the error names the first failed rank. ``__cause__`` is a
+            :class:`subprocess.CalledProcessError` with the exit status of its process, or the ``OSError`` that
+            ``on_line`` raised.
+    """
+    num_threads = threads_per_rank or threads_of_local_rank(max(1, num_ranks))
+    spec = make_spec(
+        None,
+        num_ranks=num_ranks,
+        transport=transport,
+        wire=wire,
+        gpus_per_rank=0,
+        threads_per_rank=num_threads,
+        mpi=False,
+        environment=None,
+        modules=(),
+        start_timeout_s=_START_TIMEOUT_S,
+        operation_timeout_s=timeout_s,
+        hang_timeout_s=math.inf,  # programs send no heartbeats
+        silence_timeout_s=None,
+        elastic=None,
+    )
+    check_loopback()
+    program = Program(command=command, num_threads=num_threads, on_line=on_line)
+
+    def on_event(_rank: int, event: dict[str, Any]) -> None:
+        if event == HAS_MET:
+            on_met()
+
+    run_spec(
+        lambda spec, _: LocalStage(spec, [None] * num_ranks, program),
+        spec,
+        host=LOOPBACK,
+        on_log=None,
+        on_event=on_event,
+        elastic=None,
+        leases=None,
+    )
 
 
 def offer_local_slots(

@@ -13,6 +13,7 @@ from sparkdl.launch.task.barrier_task import RankTask, run_barrier_task
 from sparkdl.rendezvous.addresses import LOOPBACK
 
 if TYPE_CHECKING:
+    from sparkdl.launch.task.program import Program
     from sparkdl.launch.wire.spec import LaunchSpec
 
 
@@ -22,6 +23,7 @@ class LocalStage(Stage):
     Args:
         spec: spec of the launch.
         gpus: addresses of the GPUs of each rank; None for a rank that sees those that this process sees.
+        program: what the ranks run instead of the function of the spec; None to run that.
 
     Attributes:
         num_ranks: number of ranks.
@@ -31,10 +33,12 @@ class LocalStage(Stage):
 
     error: Exception | None = None
 
-    def __init__(self, spec: LaunchSpec, gpus: Sequence[Sequence[str] | None]) -> None:
+    def __init__(
+        self, spec: LaunchSpec, gpus: Sequence[Sequence[str] | None], program: Program | None = None
+    ) -> None:
         self.num_ranks = spec.num_ranks
         self.spark = None
-        self._spec = spec
+        self._spec, self._program = spec, program
         self._gathered = [""] * spec.num_ranks
         self._barrier = threading.Barrier(spec.num_ranks)
         self._bodies: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
@@ -83,6 +87,7 @@ class LocalStage(Stage):
             gpus=gpus,
             cpus=1,
             all_gather=lambda text: self._gather(rank, text),
+            program=self._program,
         )
         try:
             for kind, _, body in run_barrier_task(self._spec, task):

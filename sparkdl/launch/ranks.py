@@ -26,7 +26,7 @@ MakeStage: TypeAlias = "Callable[[LaunchSpec, int], Stage]"
 
 
 def make_spec(
-    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None,
     *,
     num_ranks: int,
     transport: str,
@@ -44,6 +44,8 @@ def make_spec(
 ) -> LaunchSpec:
     """Check the arguments of a launch, which are those of :func:`~sparkdl.launch.run_on_ranks`, and make its spec.
 
+    ``call`` is None for a launch of a program.
+
     Raises:
         ParamError: if an argument has a value that cannot work.
         SerializationError: if the call cannot be pickled.
@@ -56,11 +58,10 @@ def make_spec(
     check_timeout(operation_timeout_s, "operation_timeout_s")
     if elastic is not None:
         _check_elastic(elastic, num_ranks, transport)
-    function, args, kwargs = call
     return LaunchSpec(
         num_ranks=num_ranks,
         secret=new_secret(),
-        payload=pickle_call(function, args, kwargs),
+        payload=b"" if call is None else pickle_call(*call),
         transport=transport,
         wire=wire,
         gpus_per_rank=gpus_per_rank,

@@ -219,7 +219,6 @@ class Coordinator(Closing):
 
     Attributes:
         address: address at which clients reach the coordinator.
-        num_admitted: number of connections that have proved that they know the secret.
     """
 
     def __init__(self, *, secret: bytes, world_size: int, host: str | Sequence[str] | None = None) -> None:
@@ -245,7 +244,6 @@ class Coordinator(Closing):
                 resource.close()
             raise
         self.address = self._listener.address
-        self.num_admitted = 0
         self._thread = threading.Thread(target=self._serve, name="sparkdl-coordinator", daemon=True)
         self._thread.start()
 
@@ -290,7 +288,6 @@ class Coordinator(Closing):
             client = _Client(self._arrivals.get())
             client.sock.setblocking(False)
             self._clients.add(client)
-            self.num_admitted += 1
             self._selector.register(client.sock, selectors.EVENT_READ, client)
 
     def _receive(self, client: _Client) -> None:

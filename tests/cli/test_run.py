@@ -165,7 +165,8 @@ communicator.allreduce(numpy.ones(3))
 """
     done = sparkdl_run(tmp_path, source)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "sparkdl: rank 1 failed: ValueError: bad batch"
+    assert done.stderr.splitlines()[-1].startswith("sparkdl: Rank 1 on ")
+    assert done.stderr.endswith(" failed and all ranks were ended: ValueError: bad batch\n")
     assert "[rank 1] ValueError: bad batch" in done.stderr
 
 
@@ -186,7 +187,8 @@ def test_rank_that_exits_nonzero_or_is_killed_ends_the_other_ranks(
     source = WAIT.replace("print(", f"if communicator.rank == 1: {ending}\nprint(")
     done = sparkdl_run(tmp_path, source, "-n", "2")
     assert done.returncode == status
-    assert done.stderr.splitlines()[-1] == f"sparkdl: rank 1 {words}"
+    assert done.stderr.splitlines()[-1].startswith("sparkdl: Rank 1 on ")
+    assert done.stderr.endswith(f": its process {words}\n")
     assert wait_until_gone(told_pids(tmp_path)) == []
 
 
@@ -211,7 +213,7 @@ print("done")
     os.kill(told(tmp_path)[1], signal.SIGKILL)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[rank 0] done", "[rank 1] done"]
-    assert "process started by rank 1 still holds the output" in done.stderr
+    assert "[rank 1] A process started by this rank still holds the output" in done.stderr
     assert seconds < 100.0
 
 
@@ -281,7 +283,7 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path: Path) -> 
     ("arguments", "status", "message"),
     [
         ((), 2, "sparkdl run: a command is missing, as in: sparkdl run -n 2 -- python script.py"),
-        (("-n", "0", "true"), 2, "sparkdl: 0 ranks are too few; start 1 or more"),
+        (("-n", "0", "true"), 2, "sparkdl: --ranks must be at least 1, got 0."),
         (
             ("--transport", "mpi", "--wire", "bfloat16", "no-such-program"),
             2,
@@ -290,7 +292,7 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path: Path) -> 
         (
             ("--timeout", "nan", "no-such-program"),
             2,
-            "sparkdl: timeout_s must be a positive number of seconds, at most 2000000; got nan",
+            "sparkdl: --timeout must be a positive number of seconds, at most 2000000; got nan",
         ),
         (("no-such-program",), 1, "sparkdl: no-such-program cannot be started: No such file or directory"),
     ],

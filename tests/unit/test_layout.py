@@ -53,7 +53,7 @@ LAYERS = {
     "training": "remote, trainer, callbacks | balance, stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
     "monitor": "settings | top, exports | sampler, board | trace, communication | flops | memory",
-    "launch": "programs, run | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
+    "launch": "run | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
     "stage, task, forkserver | hangs, rank | restarts, slots | wire",
     "loaders": "converter, feed_dataset",
     "horovod": "spark, runner, torch",

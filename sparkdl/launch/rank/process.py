@@ -36,7 +36,6 @@ from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, error_text, pack_error
-from sparkdl.rendezvous.addresses import Address
 
 CONNECT_TIMEOUT_S = 60.0
 MAX_ERROR_CHARS = 1 << 20
@@ -138,24 +137,16 @@ def _run(
     heartbeat: RankHeartbeat,
     stacks: RankStacks,
 ) -> Any:
-    roster = assignment.get("roster")
-    job = RankJob(
-        rank=assignment["rank"],
-        world_size=assignment["world_size"],
-        coordinator=Address.from_bytes(roster or assignment["coordinator"]),
-        secret=bytes.fromhex(assignment["secret"]),
-        transport=assignment["transport"],
-        wire=assignment["wire"],
-        timeout_s=assignment["operation_timeout_s"],
-    )
+    job, member = RankJob.from_variables(assignment["job"]), assignment["member"]
+    assert job is not None, "it has all variables"
     with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
         context = RankContext(
             job=job,
-            rendezvous=client if roster else client.prefix("ranks"),
+            rendezvous=client.prefix("ranks") if member is None else client,
             task=task,
             heartbeat=heartbeat,
             stacks=stacks,
-            member=assignment.get("member"),
+            member=member,
         )
         context.begin()
         provide_communicator(lambda: context.communicator, lambda: context.open_communicator)

@@ -14,14 +14,16 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
+from sparkdl.collective.job import RankJob
 from sparkdl.cores import threads_of_task
 from sparkdl.launch.rank.environment import gpus_of_rank, rank_environment
 from sparkdl.launch.task.heartbeat import Heartbeat
 from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
-from sparkdl.launch.task.supervisor import RankSupervisor
+from sparkdl.launch.task.program import Program, ProgramSupervisor
+from sparkdl.launch.task.supervisor import RankSupervisor, Supervisor
 from sparkdl.launch.wire.channel import DriverLink
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
@@ -60,6 +62,7 @@ class RankTask:
         gpus: addresses of the GPUs assigned to this task; None if the ranks of a host take its GPUs in turn.
         cpus: number of cores reserved for the task.
         all_gather: exchanges a text with all tasks, for which each of them has to call it.
+        program: what the rank runs instead of the function of the spec; None to run that.
     """
 
     rank: int
@@ -67,6 +70,7 @@ class RankTask:
     gpus: Sequence[str] | None
     cpus: int
     all_gather: Callable[[str], list[str]]
+    program: Program | None = None
 
 
 def plain_task(context: TaskContext) -> RankTask:
@@ -103,13 +107,15 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         coordinator = _coordinator(spec, hosts_for_tasks(task.hosts), stack) if rank == 0 else None
         mark = stack.enter_context(Mark())
         link = stack.enter_context(DriverLink(spec.driver, spec.secret, rank=rank, host=host))
-        pmi_sockets = socket.socketpair() if spec.mpi or uses_mpi(spec.transport) else ()
+        pmi_sockets: tuple[socket.socket, ...] = (
+            socket.socketpair() if spec.mpi or uses_mpi(spec.transport) else ()
+        )
         for end in pmi_sockets:
             stack.enter_context(end)
-        supervisor: RankSupervisor | None = None
+        supervisor: Supervisor | None = None
         # Heartbeats begin before the meeting: if a task hung in it, the others would wait for ever.
         stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
-        if spec.gpus_per_rank == 0 or task.gpus is not None:
+        if task.program is None and (spec.gpus_per_rank == 0 or task.gpus is not None):
             supervisor = _start_rank(spec, task, 0, link, pmi_sockets, stack)
         mine = Peer(
             host=host,
@@ -136,23 +142,16 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         hosts = find_hosts(
             client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
         )
-        pmi = None
-        if pmi_sockets:
-            pmi = PmiServer(
-                pmi_sockets[0],
-                client.prefix("mpi"),
-                rank,
-                len(hosts),
-                host_of_rank=hosts,
-                timeout_s=spec.limits.operation_timeout_s,
-            )
-            stack.enter_context(pmi)
-        if supervisor is None:
+        pmi = _serve_pmi(spec, rank, client, hosts, pmi_sockets, stack) if pmi_sockets else None
+        if task.program is not None:
+            mpi = None if pmi is None else (pmi_sockets[1], pmi)
+            supervisor = stack.enter_context(ProgramSupervisor(rank, task.program, client, link, mpi))
+        elif supervisor is None:
             position = hosts[:rank].count(hosts[rank])
             supervisor = _start_rank(spec, task, position, link, pmi_sockets, stack)
-        link.watch(supervisor.stop)
+        link.watch(supervisor.cancel)
         board.watch(supervisor.stop)
-        supervisor.begin(_assignment(spec, rank, address))
+        supervisor.begin(_job(spec, rank, address), None if spec.roster is None else spec.member)
         failure = supervisor.wait()
         if failure is None:
             yield from _chunks("result", supervisor.result)
@@ -204,7 +203,7 @@ def _text_of(coordinator: Coordinator | None) -> str:
 
 
 def _heartbeat(
-    spec: LaunchSpec, rank: int, link: DriverLink, supervisor: Callable[[], RankSupervisor | None]
+    spec: LaunchSpec, rank: int, link: DriverLink, supervisor: Callable[[], Supervisor | None]
 ) -> Heartbeat:
     def health() -> RankHealth:
         started = supervisor()
@@ -218,17 +217,36 @@ def _heartbeat(
     return Heartbeat(link, rank=rank, health=health, limits=spec.limits, on_hang=end)
 
 
-def _assignment(spec: LaunchSpec, rank: int, coordinator: Address) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "world_size": spec.num_ranks,
-        "secret": spec.secret.hex(),
-        "coordinator": coordinator.to_bytes().decode(),
-        "transport": spec.transport,
-        "wire": spec.wire,
-        "operation_timeout_s": spec.limits.operation_timeout_s,
-        **({} if spec.roster is None else {"roster": spec.roster.to_bytes().decode(), "member": spec.member}),
-    }
+def _job(spec: LaunchSpec, rank: int, coordinator: Address) -> RankJob:
+    return RankJob(
+        rank=rank,
+        world_size=spec.num_ranks,
+        coordinator=spec.roster or coordinator,
+        secret=spec.secret,
+        transport=spec.transport,
+        wire=spec.wire,
+        timeout_s=spec.limits.operation_timeout_s,
+    )
+
+
+def _serve_pmi(
+    spec: LaunchSpec,
+    rank: int,
+    client: RendezvousClient,
+    hosts: Sequence[int],
+    pmi_sockets: Sequence[socket.socket],
+    stack: ExitStack,
+) -> PmiServer:
+    """Serve the rank's end of MPICH's bootstrap connection, the other end of the sockets."""
+    pmi = PmiServer(
+        pmi_sockets[0],
+        client.prefix("mpi"),
+        rank,
+        len(hosts),
+        host_of_rank=hosts,
+        timeout_s=spec.limits.operation_timeout_s,
+    )
+    return stack.enter_context(pmi)
 
 
 def _start_rank(

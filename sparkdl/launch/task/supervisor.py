@@ -1,8 +1,9 @@
-"""Starts one rank process, passes on its output line by line, and ends it on request.
+"""Starts one rank process, passes on its output line by line, and ends it on request. Runs in the task of the rank.
 
-Runs in the barrier task; :class:`OutputRelay` also runs in ``sparkdl run``. The process gets its function before the
-tasks have met, so that it already imports the modules that the function needs and the forkserver has not imported. Its
-assignment, with rank and world size, follows after the meeting.
+A rank runs a function (:class:`RankSupervisor`) or, in ``sparkdl run``, a program
+(:class:`~sparkdl.launch.task.program.ProgramSupervisor`). The process of a function gets it before the tasks have met,
+so that it already imports the modules that the function needs and the forkserver has not imported. Its job, with rank
+and world size, follows after the meeting.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import tempfile
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline
+from sparkdl.collective.job import RankJob
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.forkserver.guard import describe_exit
 from sparkdl.launch.rank.stacks import StackFile, process_state
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, split_mark
 from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _POLL_S = 0.05
 """How often the relay checks whether ``on_line`` still processes a line, which extends the wait for the last line."""
@@ -108,8 +114,80 @@ RESULT_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
 
 
-class RankSupervisor:
-    """One rank process and the threads that receive from it; a context manager that starts and ends them.
+class Supervisor(ABC):
+    """One rank and what a task does with it; a context manager that ends the rank.
+
+    Args:
+        rank: number of the rank.
+
+    Attributes:
+        result: the pickled value of the rank, once :meth:`wait` has returned None.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=RESULT_BYTES)  # noqa: SIM115 - outlives this
+        self._rank = rank
+        self._stop_reason: StopReason | None = None
+        self._changed = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.result.close()
+
+    @abstractmethod
+    def begin(self, job: RankJob, member: int | None = None) -> None:
+        """Have the rank begin, unless it was stopped.
+
+        Args:
+            job: the job, which the rank joins as the rank it is there.
+            member: number of the rank as a member of an elastic launch; None for any other launch.
+        """
+
+    def health(self) -> RankHealth:
+        """The rank's health; the default if it is not known. Safe from any thread."""
+        return RankHealth()
+
+    def stop(self, reason: StopReason) -> None:
+        """Have :meth:`wait` end the rank, for this reason. Safe from any thread."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+        self._changed.set()
+
+    def cancel(self, reason: StopReason) -> None:
+        """As :meth:`stop`, on request of the driver and not because another rank has failed."""
+        self.stop(reason)
+
+    @abstractmethod
+    def wait(self) -> Failure | None:
+        """Wait until the rank has ended or was stopped; return its failure, None if it has ended well."""
+
+    def _stopped(self, reason: StopReason, health: RankHealth | None = None, stack: str = "") -> Failure:
+        return Failure(
+            rank=self._rank,
+            error=str(reason),
+            traceback="",
+            is_consequence=True,
+            is_hang=reason.is_hang,
+            health=health,
+            stack=stack,
+        )
+
+
+HELD_OUTPUT = (
+    "A process started by this rank still holds the output of the rank open; further output is not shown."
+)
+NOT_ENDED = (
+    "This rank's process could not be ended: it waits in the kernel for a disk, a network or a GPU that does not "
+    "answer. Look at its host."
+)
+
+
+class RankSupervisor(Supervisor):
+    """One rank process that runs a function, and the threads that receive from it.
+
+    Entering the context starts the process.
 
     The rank calls its function after :meth:`begin`.
 
@@ -138,8 +216,8 @@ class RankSupervisor:
         on_line: Callable[[str], None],
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.result: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=RESULT_BYTES)  # noqa: SIM115 - outlives this
-        self._rank, self._payload = rank, payload
+        super().__init__(rank)
+        self._payload = payload
         self._environment, self._more_variables = environment, more_variables or {}
         self._modules, self._inherited = modules, inherited or {}
         self._on_start = on_start
@@ -150,16 +228,14 @@ class RankSupervisor:
         self._awaits_exception = False
         """Whether the rank has described its exception, but not yet sent it."""
         self._returned = threading.Event()
-        self._stop_reason: StopReason | None = None
         self._heartbeat: dict[str, Any] | None = None
         self._received_at = math.inf
-        self._changed = threading.Event()
         self._has_begun = self._is_ended = False
         self._outbox: queue.SimpleQueue[tuple[dict[str, Any], bytes | memoryview] | None] = (
             queue.SimpleQueue()
         )
 
-    def __enter__(self) -> RankSupervisor:
+    def __enter__(self) -> Self:
         ours, theirs = socket.socketpair()
         self._connection = MessageConnection(ours)
         self._stacks = StackFile()
@@ -202,7 +278,7 @@ class RankSupervisor:
     def __exit__(self, *_: object) -> None:
         # The rank ends with the task, even if Spark kills the task.
         self._end(grace_s=0.0)
-        self.result.close()
+        super().__exit__()
         self._stacks.close()
 
     @property
@@ -210,16 +286,12 @@ class RankSupervisor:
         """Process id of the rank."""
         return self._process.pid
 
-    def begin(self, assignment: Mapping[str, Any]) -> None:
-        """Have the rank call its function, unless it was stopped.
-
-        Args:
-            assignment: rank, world size and the options of the communicator.
-        """
+    def begin(self, job: RankJob, member: int | None = None) -> None:
+        """Have the rank call its function, unless it was stopped; see :meth:`Supervisor.begin`."""
         if self._stop_reason is not None:
             return
         self._has_begun = True
-        self._outbox.put(({"kind": "start", **assignment}, b""))
+        self._outbox.put(({"kind": "start", "job": job.to_variables(), "member": member}, b""))
 
     def health(self) -> RankHealth:
         """The rank's health; the default once its function has returned or its process has ended.
@@ -237,18 +309,8 @@ class RankSupervisor:
             }
         )
 
-    def stop(self, reason: StopReason) -> None:
-        """Have :meth:`wait` end the rank, for this reason. Safe from any thread."""
-        if self._stop_reason is None:
-            self._stop_reason = reason
-        self._changed.set()
-
     def wait(self) -> Failure | None:
-        """Wait until the rank has ended or was stopped.
-
-        Returns:
-            The rank's failure; None if its function returned, and then the pickled value is in ``result``.
-        """
+        """Wait until the rank has ended or was stopped; return its failure, None if its function has returned."""
         if not self._changed.wait(START_TIMEOUT_S) and not self._process.start_is_decided.is_set():
             return self._end_unstarted()
         self._changed.wait()
@@ -307,17 +369,6 @@ class RankSupervisor:
         self._end(grace_s=0.0)
         return self._stopped(reason, health, stack)
 
-    def _stopped(self, reason: StopReason, health: RankHealth, stack: str) -> Failure:
-        return Failure(
-            rank=self._rank,
-            error=str(reason),
-            traceback="",
-            is_consequence=True,
-            is_hang=reason.is_hang,
-            health=health,
-            stack=stack,
-        )
-
     def _end(self, *, grace_s: float) -> None:
         if self._is_ended:
             return
@@ -325,16 +376,11 @@ class RankSupervisor:
         self._is_ended = True
         is_complete = self._lines.finish(Deadline(LAST_LINES_TIMEOUT_S), is_patient=True)
         if not is_complete and self._process.has_started:
-            self._on_line(
-                "A process started by this rank still holds the output of the rank open; further output is not shown."
-            )
+            self._on_line(HELD_OUTPUT)
         self._outbox.put(None)
         has_ended = self._process.exited.is_set()
         if not has_ended:
-            self._on_line(
-                "This rank's process could not be ended: it waits in the kernel for a disk, a network or a GPU that "
-                "does not answer. Look at its host."
-            )
+            self._on_line(NOT_ENDED)
         timeout_s = RELAY_TIMEOUT_S if has_ended else 0.0
         receiving, sending = self._threads
         receiving.join(timeout_s)

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.collective import Coordinator
+from sparkdl.collective.job import RankJob
 from sparkdl.launch.rank.environment import rank_environment
 from sparkdl.launch.task.supervisor import RankSupervisor
 from sparkdl.launch.wire.outcome import Failure, StopReason
@@ -52,15 +53,7 @@ def supervised(
         if stop_before_begin is not None:
             supervisor.stop(stop_before_begin)
         supervisor.begin(
-            {
-                "rank": 0,
-                "world_size": 1,
-                "secret": secret.hex(),
-                "coordinator": coordinator.address.to_bytes().decode(),
-                "transport": "auto",
-                "wire": "float32",
-                "operation_timeout_s": 10.0,
-            }
+            RankJob(rank=0, world_size=1, coordinator=coordinator.address, secret=secret, timeout_s=10.0)
         )
         yield supervisor, lines, events
 

@@ -110,7 +110,7 @@ class Monitor:
             rank: number of this rank.
             world_size: number of ranks.
             report: function that sends an event to the driver.
-            precision: dtype of the computations, by which the peak of a GPU is chosen; empty if it is not known.
+            precision: dtype of the computations, which decides the peak rate of a GPU; empty if it is not known.
         """
         from sparkdl.monitor.sampler import RankSampler
 

@@ -1,7 +1,8 @@
-"""Small models, and three steps of AdamW on one process as the reference for all kinds of parallelism."""
+"""Small models, and steps of AdamW on one process as the reference for all kinds of parallelism."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -20,7 +21,9 @@ from transformers import (
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 
 SIZES = DecoderSizes(vocabulary=32, width=32, layers=4, heads=4, key_heads=2)
-BATCH, POSITIONS, STEPS = 4, 16, 3
+BATCH, POSITIONS = 4, 16
+STEPS = 2
+"""The second step has the gradients at the weights that the first one has updated."""
 
 
 def decoder(sizes: DecoderSizes = SIZES) -> Decoder:
@@ -118,6 +121,7 @@ def logits_of(module: nn.Module, tokens: Tensor, **kwargs: object) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
+@functools.cache
 def reference(make: Callable[[], nn.Module]) -> list[tuple[float, dict[str, Tensor]]]:
     """The loss and the gradients of each step on one process."""
     module = make()

@@ -140,24 +140,27 @@ def test_ranks_of_a_host_stay_equal_while_hosts_differ(dataset: ParquetDataset) 
 
 
 RESUMED: dict[str, dict[str, Any]] = {
-    "local": {"synchronization": LocalSGD(every=2)},
     "local later": {"synchronization": LocalSGD(every=3, begin_after=4), "accumulated_batches": 1},
-    "outer": {"synchronization": DiLoCo(every=2), "accumulated_batches": 1},
     "overlapped": {"synchronization": DiLoCo(every=1, overlap=True), "accumulated_batches": 1},
-    "low rank": {"compression": PowerSGD(rank=1), "accumulated_batches": 1},
-    "largest": {"compression": TopK(ratio=0.1)},
+    "low rank": {"compression": PowerSGD(rank=1)},
+}
+MORE_RESUMED: dict[str, dict[str, Any]] = {
+    "local": {"synchronization": LocalSGD(every=2)},
+    "outer": {"synchronization": DiLoCo(every=2), "accumulated_batches": 1},
+    "largest": {"compression": TopK(ratio=0.1), "accumulated_batches": 1},
 }
 
 
-def test_fits_can_be_resumed_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [RESUMED, pytest.param(MORE_RESUMED, marks=pytest.mark.slow)])
+def test_fits_can_be_resumed_to_the_bit(tmp_path: Path, cases: dict[str, dict[str, Any]]) -> None:
     """From each checkpoint, which is taken at the first synchronization after it is due."""
     dataset = write_dataset(tmp_path / "data", NUM_ROWS + VALIDATION_ROWS)
     specs = []
-    for number, changes in enumerate(RESUMED.values()):
+    for number, changes in enumerate(cases.values()):
         plan = CheckpointPlan(url=str(tmp_path / str(number)), every_updates=2, num_kept=99)
         specs.append(interrupted_spec(dataset, tmp_path, checkpoints=plan, **changes))
     for outcomes in run_ranks(2, train_from_every_checkpoint, specs, dataset):
-        for name, (whole, resumed) in zip(RESUMED, outcomes, strict=True):
+        for name, (whole, resumed) in zip(cases, outcomes, strict=True):
             assert len(resumed) >= 3, name
             assert any(0 < step < 6 for _, step in resumed), name
             for outcome in resumed.values():
@@ -215,6 +218,7 @@ def test_a_fit_that_loses_ranks_goes_on_from_the_last_synchronization(tmp_path: 
     assert all(np.isfinite(value).all() for value in state_of(module).values())
 
 
+@pytest.mark.slow  # tests/training/test_elastic.py has the updates of elastic fits daily
 def test_an_elastic_fit_that_synchronizes_in_each_step_makes_the_updates_of_one_that_loses_no_rank(
     tmp_path: Path,
 ) -> None:

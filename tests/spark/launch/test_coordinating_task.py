@@ -41,11 +41,22 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     return json.loads(program.stdout.splitlines()[-1]), program.stderr
 
 
-def test_a_run_that_loses_a_rank_continues_with_the_others(ended: tuple[dict[str, Any], str]) -> None:
+def test_a_run_whose_coordinating_task_is_lost_continues_from_the_last_commit(
+    ended: tuple[dict[str, Any], str],
+) -> None:
     outcomes, log = ended
-    assert outcomes["kill"], "a value of each rank of the last world"
-    assert [value["total"] for value in outcomes["kill"]] == [STEPS] * outcomes["kill"][0]["size"]
+    assert outcomes["lose both"][0]["began_with"] > 0
     assert "The executors cannot reach this machine, so a task coordinates the ranks" in log
+    assert (
+        "The run continues from its last checkpoint, or without one from the beginning: restart 1 of 3."
+        in log
+    )
+
+
+def test_a_run_that_then_loses_a_rank_continues_with_the_others(ended: tuple[dict[str, Any], str]) -> None:
+    outcomes, log = ended
+    values = outcomes["lose both"]
+    assert [value["total"] for value in values] == [STEPS] * values[0]["size"]
     assert "without member 1" in log
     assert f"ends with {STEPS}" in log
 
@@ -55,15 +66,3 @@ def test_an_exception_of_the_users_code_is_the_cause_of_the_error(ended: tuple[d
     assert kind == "RankError"
     assert "ValueError: of the user" in text
     assert cause == "ValueError('of the user')"
-
-
-def test_a_run_whose_coordinating_task_is_lost_continues_from_the_last_commit(
-    ended: tuple[dict[str, Any], str],
-) -> None:
-    outcomes, log = ended
-    assert [value["total"] for value in outcomes["lose coordinator"]] == [STEPS] * 2
-    assert outcomes["lose coordinator"][0]["began_with"] > 0
-    assert (
-        "The run continues from its last checkpoint, or without one from the beginning: restart 1 of 3."
-        in log
-    )

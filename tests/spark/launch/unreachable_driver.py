@@ -45,8 +45,8 @@ def train(folder: str, what: str) -> dict[str, Any]:
         dist.all_reduce(ones)
         state.total += ones / dist.get_world_size()
         time.sleep(0.05)
-        if state.step == STEPS // 2 and dist.get_rank() == 1:
-            if what == "kill" and not Path(folder, "killed").exists():
+        if state.step == 2 * STEPS // 3 and dist.get_rank() == 1:
+            if what == "lose both" and began_with and not Path(folder, "killed").exists():
                 Path(folder, "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "raise":
@@ -94,11 +94,11 @@ def main(root: Path) -> None:
     builder = SparkSession.builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
     builder.remote("local[4]").getOrCreate()
     outcomes: dict[str, Any] = {}
-    for what in tuple(sys.argv[2:]) or ("kill", "raise", "lose coordinator"):
+    for what in tuple(sys.argv[2:]) or ("lose both", "raise"):
         folder = root / what
         folder.mkdir()
         PORTS.clear()
-        if what == "lose coordinator":
+        if what == "lose both":
             threading.Thread(target=kill_coordinating_task, args=(folder,), daemon=True).start()
         runner = Runner(num_workers=2, elastic=True, min_workers=1, max_workers=2, max_restarts=3)
         try:

@@ -1,4 +1,4 @@
-"""Two ranks of which one has half of the speed, or half of the processor, and how much of their speed they use.
+"""Two ranks, one with half of the speed or half of the processor, and how much of their speed they use.
 
 ``python -m tests.training.scenes.unequal_ranks`` measures both; the second as root, with control groups of version 1.
 """
@@ -101,7 +101,7 @@ def share_reached(outcome: Outcome) -> float:
 
 
 def fit_with_equal_rows_and_by_speed(folder: Path, half_of: str) -> tuple[Outcome, Outcome]:
-    """Train twice on two ranks, of which rank 1 has half of the ``"speed"`` or of the ``"processor"``."""
+    """Train twice on two ranks; rank 1 has half of the ``"speed"`` or of the ``"processor"``."""
     if half_of == "speed":
         model, batch_size, num_rows, run = SlowModel((0.004, 0.008)), 48, 1200, train_all
     else:

@@ -34,9 +34,6 @@ _logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 10.0
 
-_START_TIMEOUT_S = 300.0
-"""How long the tasks wait for each other; they are threads that start at once."""
-
 _GPUS = Path("/proc/driver/nvidia/gpus")
 """Folder with one subfolder per GPU of the machine; it exists if NVIDIA's driver is installed."""
 
@@ -94,7 +91,6 @@ def run_on_local_ranks(
         mpi=mpi,
         environment=environment,
         modules=modules,
-        start_timeout_s=_START_TIMEOUT_S,
         operation_timeout_s=operation_timeout_s,
         hang_timeout_s=hang_timeout_s,
         silence_timeout_s=silence_timeout_s,
@@ -161,16 +157,9 @@ def run_program_on_local_ranks(
         num_ranks=num_ranks,
         transport=transport,
         wire=wire,
-        gpus_per_rank=0,
         threads_per_rank=num_threads,
-        mpi=False,
-        environment=None,
-        modules=(),
-        start_timeout_s=_START_TIMEOUT_S,
         operation_timeout_s=timeout_s,
         hang_timeout_s=math.inf,  # programs send no heartbeats
-        silence_timeout_s=None,
-        elastic=None,
     )
     check_loopback()
     program = Program(command=command, num_threads=num_threads, on_line=on_line)
@@ -183,10 +172,7 @@ def run_program_on_local_ranks(
         lambda spec, _: LocalStage(spec, [None] * num_ranks, program),
         spec,
         host=LOOPBACK,
-        on_log=None,
         on_event=on_event,
-        elastic=None,
-        leases=None,
     )
 
 

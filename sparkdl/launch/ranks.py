@@ -31,16 +31,16 @@ def make_spec(
     num_ranks: int,
     transport: str,
     wire: str,
-    gpus_per_rank: int,
+    gpus_per_rank: int = 0,
     threads_per_rank: int | None,
-    mpi: bool,
-    environment: Mapping[str, str] | None,
-    modules: Sequence[str],
-    start_timeout_s: float,
+    mpi: bool = False,
+    environment: Mapping[str, str] | None = None,
+    modules: Sequence[str] = (),
+    start_timeout_s: float = 300.0,
     operation_timeout_s: float,
     hang_timeout_s: float | None,
-    silence_timeout_s: float | None,
-    elastic: ElasticLimits | None,
+    silence_timeout_s: float | None = None,
+    elastic: ElasticLimits | None = None,
 ) -> LaunchSpec:
     """Check the arguments of a launch, which are those of :func:`~sparkdl.launch.run_on_ranks`, and make its spec.
 
@@ -97,10 +97,10 @@ def run_spec(
     spec: LaunchSpec,
     *,
     host: str | Sequence[str],
-    on_log: OnLog | None,
+    on_log: OnLog | None = None,
     on_event: OnEvent | None,
-    elastic: ElasticLimits | None,
-    leases: Iterator[str] | None,
+    elastic: ElasticLimits | None = None,
+    leases: Iterator[str] | None = None,
     on_open: Callable[[Invitation], None] | None = None,
 ) -> list[Any]:
     """Run the ranks of a launch, and return their values in order of rank.

@@ -64,6 +64,7 @@ def check(
     schedule: str = "1f1b",
     recompute: bool = False,
     averaged: bool = False,
+    microbatches: int = 4,
 ) -> None:
     layout = parallelism.lay_out()
     group = layout.group("pipeline")
@@ -75,14 +76,14 @@ def check(
             recompute_activations(blocks_of(stage))
         if layout.size("data", "shard", "context") > 1 and not averaged:
             shard(stage, layout)
-    pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=loss_with(layout))
+    pipeline = Pipeline(stages, group, schedule=schedule, microbatches=microbatches, loss=loss_with(layout))
     named = [pair for stage in stages for pair in stage.named_parameters()]
     parameters = dict(named)
     optimizer = optimizer_of(nn.ParameterList(parameter for _, parameter in named))
     number, readers = layout.row_reader
     for step, (loss_of_one, gradients) in enumerate(reference(make)):
-        # The rows eight times: as many as each reader has microbatches.
-        tokens, labels = (part.repeat(8, 1).chunk(readers)[number] for part in batch(step))
+        # The rows as often as each reader has microbatches.
+        tokens, labels = (part.repeat(microbatches, 1).chunk(readers)[number] for part in batch(step))
         optimizer.zero_grad()
         loss = pipeline.step(tokens, target=labels)
         if averaged:
@@ -109,7 +110,7 @@ def loss_with(layout: RankLayout) -> Callable[[Tensor, Tensor], Tensor]:
 
 def check_every_schedule_equals_one_process() -> None:
     for schedule in SCHEDULES:
-        check(Parallelism(pipeline=-1), tall, schedule=schedule)
+        check(Parallelism(pipeline=-1), tall, schedule=schedule, microbatches=8)
 
 
 @slow

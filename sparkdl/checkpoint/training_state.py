@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from sparkdl.checkpoint.commit_place import provided_commits
 from sparkdl.checkpoint.parts import Part, StateDictPart, mark_stages
 from sparkdl.checkpoint.values import check_values
-from sparkdl.collective.current import at_end, current_communicator, provided
-from sparkdl.errors import CheckpointError, LaunchError, ParamError, WorldLeftError
+from sparkdl.collective.current import at_end, communicator_for, provided
+from sparkdl.errors import CheckpointError, ParamError, WorldLeftError
 from sparkdl.torch.objects import broadcast_object, pickle_for_others, refuse_shards
 
 if TYPE_CHECKING:
@@ -65,12 +65,7 @@ class Ranks:
 @cache
 def _all_ranks() -> Ranks:
     """All ranks of the job, over a communicator of their own. Collective."""
-    launched = current_communicator()
-    if launched is None:
-        raise LaunchError(
-            "A TrainingState found no communicator: this process was not started as a rank. Run the training function "
-            "by sparkdl.Runner, or the script by `sparkdl run`, mpiexec or torchrun."
-        )
+    launched = communicator_for("A TrainingState")
     communicator = launched.split(range(launched.world_size), "training state")
     at_end(communicator.close)
     return Ranks(

@@ -153,6 +153,21 @@ def current_communicator() -> Communicator | None:
         return _sources[0][0]()
 
 
+def communicator_for(who: str, given: Communicator | None = None) -> Communicator:
+    """Return the communicator that was given to ``who``, or else the current one.
+
+    Raises:
+        LaunchError: if there is none, or only some of a launcher's variables are set.
+    """
+    communicator = given or current_communicator()
+    if communicator is None:
+        raise LaunchError(
+            f"{who} found no communicator: this process was not started as a rank. Run the training function by "
+            "sparkdl.Runner, or the script by `sparkdl run`, mpiexec or torchrun."
+        )
+    return communicator
+
+
 def provided_communicator() -> Communicator | None:
     """Return the current communicator if it is open, else None; does not wait for other ranks."""
     sources = tuple(_sources)  # which another thread may empty

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sparkdl.collective.current import current_communicator
-from sparkdl.errors import CommunicatorError
+from sparkdl.collective.current import communicator_for
 from sparkdl.slow_links import DiLoCo, LocalSGD
 from sparkdl.torch.data_parallel import broadcast_tensors, check_trainable
 from sparkdl.torch.replicas import LiveParameters
@@ -117,19 +116,14 @@ class LocalUpdates:
         group: communicator of the ranks that average their gradients in each step; None if this rank is alone.
 
     Raises:
-        CommunicatorError: if there is no communicator.
+        LaunchError: if there is no communicator.
         ParamError: if a parameter cannot be averaged.
     """
 
     def __init__(
         self, module: nn.Module, settings: LocalSGD | DiLoCo, communicator: Communicator | None = None
     ) -> None:
-        communicator = communicator or current_communicator()
-        if communicator is None:
-            raise CommunicatorError(
-                "No communicator is open whose ranks could synchronize their weights. Start the code with a Runner or "
-                "`sparkdl run`, or give the communicator."
-            )
+        communicator = communicator_for(type(self).__name__, communicator)
         self._module, self.settings, self._communicator = module, settings, communicator
         outer = settings if isinstance(settings, DiLoCo) else _AVERAGE
         self._learning_rate, self._momentum, self._overlaps = (

@@ -46,7 +46,7 @@ from sparkdl.collective import (
     open_communicator,
     provided_communicator,
 )
-from sparkdl.collective.current import current_job, find_mpi_world, job_rendezvous
+from sparkdl.collective.current import communicator_for, current_job, find_mpi_world, job_rendezvous
 from sparkdl.collective.job import find_all, host_job
 from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns
 from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
@@ -397,20 +397,15 @@ def init_process_group(
             a rank's GPU initializes CUDA there and takes hundreds of MiB of its memory. The same on every rank.
 
     Raises:
-        ParamError: if torch.distributed is initialized already, the backend of ``cuda`` is unknown or not available,
-            or no communicator is given and none is found.
+        ParamError: if torch.distributed is initialized already, or the backend of ``cuda`` is unknown or not available.
+        LaunchError: if no communicator is given and none is found.
     """
     backend = ("auto" if cuda else None) if isinstance(cuda, bool) else cuda
     if backend is not None and backend not in CUDA_BACKENDS:
         raise ParamError(f"cuda={cuda!r} is unknown; it may be a bool or one of {', '.join(CUDA_BACKENDS)}")
     if dist.is_initialized():
         raise ParamError("torch.distributed is initialized already; call destroy_process_group() first.")
-    communicator = communicator or current_communicator()
-    if communicator is None:
-        raise ParamError(
-            "init_process_group found no communicator: this process was not started as a rank. Pass one, or start the"
-            " script by `sparkdl run`, mpiexec or torchrun."
-        )
+    communicator = communicator_for("init_process_group", communicator)
     register()
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     rendezvous = _fresh_keys(communicator)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from sparkdl.collective.byte_exchange import allgather_bytes
-from sparkdl.collective.current import current_communicator
-from sparkdl.errors import CommunicatorError, ReplicasDifferError
+from sparkdl.collective.current import communicator_for
+from sparkdl.errors import ReplicasDifferError
 from sparkdl.topology import name_ranks
 from sparkdl.torch.buffers import FLOAT_DTYPES, as_bytes, plain_parts
 
@@ -137,7 +137,7 @@ class ReplicaCheck:
         were_equal_at: text that names the last comparison; empty before the first.
 
     Raises:
-        CommunicatorError: if there is no communicator.
+        LaunchError: if there is no communicator.
     """
 
     def __init__(
@@ -147,13 +147,8 @@ class ReplicaCheck:
         optimizer: Optimizer | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        communicator = communicator or current_communicator()
-        if communicator is None:
-            raise CommunicatorError(
-                "No communicator is open whose ranks could compare their replicas. Start the code with a Runner or "
-                "`sparkdl run`, or give the communicator."
-            )
-        self._module, self._optimizer, self._communicator = module, optimizer, communicator
+        self._module, self._optimizer = module, optimizer
+        self._communicator = communicator_for(type(self).__name__, communicator)
         self.were_equal_at = ""
         self._first_buffers = digests_of(self._buffers())
 

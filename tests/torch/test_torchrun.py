@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sparkdl.torch
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.errors import LaunchError
 from tests.launchers import TOOLS, run, told, write_script
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -101,6 +101,6 @@ def test_error_under_torchrun_says_to_import_sparkdl_torch(tmp_path: Path) -> No
 
 
 def test_error_outside_a_rank_says_how_to_start_ranks() -> None:
-    with pytest.raises(ParamError, match="init_process_group found no communicator") as caught:
+    with pytest.raises(LaunchError, match="init_process_group found no communicator") as caught:
         sparkdl.torch.init_process_group()
     assert "sparkdl run" in str(caught.value)

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-import sparkdl.torch  # noqa: F401  # makes current_communicator understand torchrun's variables
-from sparkdl.collective import Communicator, StallCheck, current_communicator
+import sparkdl.torch  # noqa: F401  # makes communicator_for understand torchrun's variables
+from sparkdl.collective import Communicator, StallCheck
 from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
-from sparkdl.collective.current import at_end, cancel_at_end, provided
+from sparkdl.collective.current import at_end, cancel_at_end, communicator_for, provided
 from sparkdl.collective.nccl.opening import load_nccl
-from sparkdl.errors import LaunchError, ParamError, TransportUnavailableError
+from sparkdl.errors import ParamError, TransportUnavailableError
 from sparkdl.horovod.torch.current_session import begin_session, end_session, has_session, session
 from sparkdl.horovod.torch.handles import forget_handles
 from sparkdl.horovod.torch.process_sets import (
@@ -113,7 +113,7 @@ def init(comm: Iterable[int] | Any = None, process_sets: Sequence[ProcessSet] | 
     if isinstance(process_sets, Iterator):
         process_sets = list(process_sets)
     if not has_session():
-        launched = _launched()
+        launched = communicator_for("hvd.init()")
         members = _members_of(comm, launched)
         _begin(launched, members, lambda world: _agree(world, process_sets))
     wanted = _list_process_sets(process_sets)
@@ -158,10 +158,10 @@ def begin_again(reason: str = "", *, progress: int = -1) -> None:
     ]
     shutdown()
     if worlds is None:
-        _begin(_launched(), _members, lambda world: _exchange(world, again, [], None))
+        _begin(communicator_for("hvd.init()"), _members, lambda world: _exchange(world, again, [], None))
     else:
         worlds.meet_again(reason, progress)
-        launched = _launched()
+        launched = communicator_for("hvd.init()")
         _begin(launched, list(range(launched.world_size)), lambda world: _agree(world, objects))
     for process_set in objects:
         _bind(process_set)
@@ -209,16 +209,6 @@ def is_homogeneous() -> bool:
     """Whether all hosts have the same number of ranks."""
     topology = session().world.topology
     return len(set(map(len, topology.ranks_by_host))) == 1
-
-
-def _launched() -> Communicator:
-    launched = current_communicator()
-    if launched is None:
-        raise LaunchError(
-            "hvd.init() found no communicator: this process was not started as a rank. Run the training function by"
-            " sparkdl.Runner, or the script by `sparkdl run`, mpiexec or torchrun."
-        )
-    return launched
 
 
 def _members_of(comm: Iterable[int] | Any, launched: Communicator) -> list[int]:

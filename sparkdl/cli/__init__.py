@@ -1,54 +1,58 @@
 """The ``sparkdl`` command and the table of its subcommands. Runs on the *driver*.
 
-Begin with :func:`main`; each subcommand is a module here or the ``command`` of its package.
+Begin with :func:`main`; each subcommand is a module here or the ``command`` of its package. Only the module of the
+chosen subcommand is imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 from sparkdl import __version__
-from sparkdl.bench import allreduce, feed, fit, link, parallel, scaling, step, transform
-from sparkdl.cli import demo, run
-from sparkdl.doctor import command as doctor
 from sparkdl.errors import ParamError, SparkdlError
-from sparkdl.jobs import command as jobs
-from sparkdl.monitor import top
-from sparkdl.planner import command as planner
 
+_OPTIONS, _RUN = "add_arguments", "run"
 _COMMANDS = {
-    "demo": (demo.add_arguments, demo.run, "train, track and serve a digit classifier on this machine"),
-    "run": (run.add_arguments, run.run, "run a program on several ranks of this machine"),
+    "demo": ("sparkdl.cli.demo", _OPTIONS, _RUN, "train, track and serve a digit classifier on this machine"),
+    "run": ("sparkdl.cli.run", _OPTIONS, _RUN, "run a program on several ranks of this machine"),
     "doctor": (
-        doctor.add_arguments,
-        doctor.run,
+        "sparkdl.doctor.command",
+        _OPTIONS,
+        _RUN,
         "check this machine or a cluster, and say what will not work and how to fix it",
     ),
-    "plan": (planner.add_arguments, planner.run, "plan the parallelism of a model on a cluster"),
-    "top": (top.add_arguments, top.run, "show the monitored fits and runs of this machine while they run"),
-    "train": (jobs.add_arguments, jobs.train, "train the model that a job file describes"),
+    "plan": ("sparkdl.planner.command", _OPTIONS, _RUN, "plan the parallelism of a model on a cluster"),
+    "top": (
+        "sparkdl.monitor.top",
+        _OPTIONS,
+        _RUN,
+        "show the monitored fits and runs of this machine while they run",
+    ),
+    "train": ("sparkdl.jobs.command", _OPTIONS, "train", "train the model that a job file describes"),
     "job-script": (
+        "sparkdl.jobs.command",
         None,
-        jobs.print_script_path,
+        "print_script_path",
         "print the path of the program that spark-submit runs for jobs",
     ),
 }
+"""For each subcommand its module, the functions there that declare its options and run it, and what it is for."""
 
 _BENCHMARKS = {
-    "allreduce": (allreduce, "time an allreduce against Gloo, MPI and Horovod"),
-    "step": (step, "time a training step against Gloo and Horovod"),
-    "scaling": (scaling, "time one job on more and more ranks, by how they share the work"),
-    "link": (link, "time training steps on two hosts with a slow link, by how ranks use it"),
-    "parallel": (
-        parallel,
-        "time a training step under each kind of parallelism against Gloo and one process",
-    ),
-    "feed": (feed, "time reading Parquet against Petastorm, pyarrow and torch"),
-    "transform": (transform, "time predictions against Spark's predict_batch_udf"),
-    "fit": (fit, "time a whole fit against TorchDistributor and Horovod's estimator"),
+    "allreduce": "time an allreduce against Gloo, MPI and Horovod",
+    "step": "time a training step against Gloo and Horovod",
+    "scaling": "time one job on more and more ranks, by how they share the work",
+    "link": "time training steps on two hosts with a slow link, by how ranks use it",
+    "parallel": "time a training step under each kind of parallelism against Gloo and one process",
+    "feed": "time reading Parquet against Petastorm, pyarrow and torch",
+    "transform": "time predictions against Spark's predict_batch_udf",
+    "fit": "time a whole fit against TorchDistributor and Horovod's estimator",
 }
+"""What the modules of :mod:`sparkdl.bench` are for that are benchmarks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,21 +74,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sparkdl", description="Train PyTorch models on a Spark cluster.")
     parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, (add_arguments, run_command, text) in _COMMANDS.items():
-        _add(commands.add_parser(name, help=text), add_arguments, run_command)
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
+    )
+    for name, (module, options, run, text) in _COMMANDS.items():
+        commands.add_parser(name, help=text, module=module, options=options, run=run)
     bench = commands.add_parser("bench", help="measure this machine against other libraries")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
-    for name, (module, text) in _BENCHMARKS.items():
-        _add(benchmarks.add_parser(name, help=text), module.add_arguments, module.run)
+    for name, text in _BENCHMARKS.items():
+        benchmarks.add_parser(name, help=text, module=f"sparkdl.bench.{name}", options=_OPTIONS, run=_RUN)
     return parser
 
 
-def _add(
-    command: argparse.ArgumentParser,
-    add_arguments: Callable[[argparse.ArgumentParser], None] | None,
-    run_command: Callable[[argparse.Namespace], int],
-) -> None:
-    if add_arguments is not None:
-        add_arguments(command)
-    command.set_defaults(run=run_command)
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of a subcommand; it imports the module of the subcommand when this is chosen.
+
+    Args:
+        module: name of the module; None for a command that only has subcommands.
+        options: name of the function that declares the options; None without options.
+        run: name of the function that runs the subcommand.
+        others: options of :class:`argparse.ArgumentParser`.
+    """
+
+    def __init__(
+        self, *, module: str | None = None, options: str | None = None, run: str = _RUN, **others: Any
+    ) -> None:
+        super().__init__(**others)
+        self._module, self._options, self._run = module, options, run
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Declare the options of the subcommand, and parse them."""
+        if self._module is not None:
+            module = import_module(self._module)
+            if self._options is not None:
+                getattr(module, self._options)(self)
+            self.set_defaults(run=getattr(module, self._run))
+        return super().parse_known_args(args, namespace)

@@ -20,7 +20,11 @@ def run_python(code: str) -> str:
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("sparkdl, sparkdl.collective, sparkdl.cli, sparkdl.runner", {"torch", "pyspark", "mlflow"}),
+        (
+            "sparkdl, sparkdl.collective, sparkdl.cli.demo, sparkdl.cli.run, sparkdl.runner, sparkdl.doctor.command, "
+            "sparkdl.jobs.command, sparkdl.monitor.top, sparkdl.planner.command, sparkdl.bench.fit, sparkdl.bench.step",
+            {"torch", "pyspark", "mlflow"},
+        ),
         ("sparkdl.launch", {"torch"}),
     ],
 )

@@ -1,31 +1,15 @@
-"""Checks of seconds and of resumed states in :mod:`sparkdl.data`. Runs anywhere.
+"""Checks of resumed states in :mod:`sparkdl.data`. Runs anywhere.
 
 A state that a program passes back is checked for its parts and its version; what the parts hold is as it was written.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from sparkdl.errors import DataError, ParamError
-
-
-def check_seconds(**arguments: Any) -> None:
-    """Check that arguments are numbers of seconds above 0 and at most ``threading.TIMEOUT_MAX``, of Python or NumPy.
-
-    Raises:
-        ParamError: if one is not; the message has its name and value.
-    """
-    for name, value in arguments.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= threading.TIMEOUT_MAX:
-            raise ParamError(
-                f"{name} must be a number of seconds above 0 and at most {threading.TIMEOUT_MAX:.0f}, got {value!r}."
-            )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from numbers import Real
 
 from sparkdl.errors import ParamError
 
@@ -17,9 +18,10 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
     Raises:
         ParamError: if it is not positive, not a number, or longer than :data:`MAX_TIMEOUT_S`.
     """
-    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
+    if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise ParamError(
-            f"{name} must be a positive number of seconds, at most {MAX_TIMEOUT_S:.0f}; got {timeout_s:g}"
+            f"{name} must be a positive number of seconds, at most {MAX_TIMEOUT_S:.0f}; got {timeout_s!r}"
         )
     return timeout_s
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from sparkdl.checks import check_counts, check_integer, check_rank
 from sparkdl.closing import Closing
-from sparkdl.data.checks import check_seconds
 from sparkdl.data.dataset.blocks import BlockLayout
 from sparkdl.data.dataset.dataset import check_transform
 from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
@@ -32,6 +31,7 @@ from sparkdl.data.feed.sources import find_dataset
 from sparkdl.data.feed.state import EpochSchedule, from_json, identity_of_feed, to_json
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.errors import ParamError
+from sparkdl.rendezvous.deadline import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -204,7 +204,7 @@ class ParquetFeed(Closing):
         )
         check_rank(rank, world_size)
         check_integer(seed=seed)
-        check_seconds(read_timeout_s=read_timeout_s)
+        check_timeout(read_timeout_s, "read_timeout_s")
         # NumPy's integers cannot be put into the JSON of a state, and lack methods of Python's.
         rank, world_size, batch_size, seed = int(rank), int(world_size), int(batch_size), int(seed)
         num_threads, read_ahead_bytes = int(num_threads), int(read_ahead_bytes)

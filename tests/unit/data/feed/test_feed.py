@@ -198,7 +198,7 @@ def test_a_null_is_an_error_of_its_column(tmp_path: Path, values: list[object]) 
         *(
             (
                 {"read_timeout_s": timeout},
-                rf"read_timeout_s must be .* above 0 .*, got {re.escape(repr(timeout))}",
+                rf"read_timeout_s must be a positive number of seconds, .*; got {re.escape(repr(timeout))}",
             )
             for timeout in (float("inf"), float("nan"), 1e300, 0, -1.0, True, "60", None)
         ),

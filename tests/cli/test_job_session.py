@@ -11,6 +11,7 @@ from sparkdl.jobs.job import SparkChoice
 from sparkdl.jobs.run_job import own_session
 
 settings = {"spark.hadoop.fs.s3a.secret.key": "hunter2", "spark.sql.shuffle.partitions": "3"}
+settings["spark.driver.extraJavaOptions"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 with own_session(SparkChoice(master="local[1]", config=settings), name="test", num_ranks=1) as session:
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     java = [line for line in lines if line.startswith(b"/") and b"shuffle.partitions=3\\0" in line]

@@ -50,6 +50,7 @@ def texts(spark):
     )
 
 
+@pytest.mark.slow_on("connect")
 def test_module_predicts_as_it_does_itself_and_is_saved_logged_and_served(
     spark, tracked: Path, tmp_path
 ) -> None:

@@ -196,8 +196,8 @@ class HasRanks(Params):
         """Return how the model is divided among ranks; None for a replica on each rank."""
         if not self.isSet(self.parallelism):
             return None
-        given = self.getOrDefault(self.parallelism)
-        return AUTO if given == AUTO else _parallelism(given)
+        value = self.getOrDefault(self.parallelism)
+        return AUTO if value == AUTO else _parallelism(value)
 
     def getSynchronization(self) -> Synchronization | None:
         """Return how often ranks synchronize their weights; None if they average gradients in each step."""

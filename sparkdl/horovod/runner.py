@@ -149,9 +149,9 @@ def refuse(function: str, arguments: Mapping[str, Any], remedy: str) -> None:
     Raises:
         ParamError: if there is one; the message ends with ``remedy``.
     """
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
-    if given:
-        raise ParamError(f"{function} of sparkdl does not take {given}. {remedy}")
+    refused = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+    if refused:
+        raise ParamError(f"{function} of sparkdl does not take {refused}. {remedy}")
 
 
 def refuse_both_transports(*, use_mpi: bool | None, use_gloo: bool | None) -> None:

@@ -178,13 +178,13 @@ def profile_events(
     """
     # The profiler has the time of day; without a base, its times are since 1970.
     base = int(content.get("baseTimeNanoseconds", 0)) + _monotonic_minus_day_ns()
-    own = os.getpid()
+    pid = os.getpid()
     gpus: set[int] = set()
     for event in content["traceEvents"]:
         process = event.get("pid")
         if event["ph"] == "M" and not (event["name"].startswith("thread_") and isinstance(process, int)):
             continue  # names of processes; these are ranks here
-        if process == own:
+        if process == pid:
             where = rank
         elif isinstance(process, int):
             where = _FIRST_GPU + rank * _GPUS_PER_RANK + process

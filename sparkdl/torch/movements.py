@@ -136,11 +136,11 @@ class Movements(Submission):
         """Copy the inputs of every rank to that rank's list: ``output_lists[r][i]`` becomes input i of rank r."""
         world_size = self.communicator.world_size
         sizes = [[output.numel() for output in outputs] for outputs in output_lists]
-        own = [tensor.numel() for tensor in inputs]
-        if len(sizes) != world_size or any(of_rank != own for of_rank in sizes):
+        input_sizes = [tensor.numel() for tensor in inputs]
+        if len(sizes) != world_size or any(of_rank != input_sizes for of_rank in sizes):
             raise ParamError(
-                f"allgather_coalesced of inputs of {own} elements over {world_size} ranks needs as many such lists of"
-                f" outputs, got lists of {sizes} elements."
+                f"allgather_coalesced of inputs of {input_sizes} elements over {world_size} ranks needs as many such "
+                f"lists of outputs, got lists of {sizes} elements."
             )
         for tensor, *outputs in zip(inputs, *output_lists, strict=True):
             check_dtypes("allgather_coalesced", tensor, *outputs)

@@ -107,8 +107,8 @@ class SparkdlProcessGroup(Reductions, Movements, Exchanges, Messages, dist.Proce
     @property
     def failure(self) -> Exception | None:
         """The first error of an asynchronous operation of this group; None if there was none."""
-        own = self._completer.failure or self._message_completer.failure
-        return own or (self.accelerator.failure if self.accelerator is not None else None)
+        failure = self._completer.failure or self._message_completer.failure
+        return failure or (self.accelerator.failure if self.accelerator is not None else None)
 
     def shutdown(self) -> None:
         """Complete the operations in progress and close what the group opened. Idempotent."""

@@ -262,13 +262,13 @@ def rendezvous_by_environment(
     Otherwise, also if a program has set another address, use torch's own handler.
     """
     job = current_job()
-    given = dict(parse_qsl(urlparse(url).query))
-    named_size = given.get("world_size") or os.environ.get("WORLD_SIZE")
+    query = dict(parse_qsl(urlparse(url).query))
+    named_size = query.get("world_size") or os.environ.get("WORLD_SIZE")
     if job is None or not job.is_at(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")):
         _note_elsewhere(job, named_size)
         yield from _env_rendezvous_handler(url, timeout=timeout, **kwargs)
         return
-    rank = int(given.get("rank") or os.environ.get("RANK") or job.rank)
+    rank = int(query.get("rank") or os.environ.get("RANK") or job.rank)
     world_size = int(named_size or job.world_size)
     yield _job_store(job, rank, world_size, timeout), rank, world_size
 
@@ -281,12 +281,12 @@ def rendezvous_by_address(
     Otherwise use torch's own handler.
     """
     job, parts = current_job(), urlparse(url)
-    given = dict(parse_qsl(parts.query))
-    if job is None or not job.is_at(parts.hostname, parts.port) or not {"rank", "world_size"} <= given.keys():
-        _note_elsewhere(job, given.get("world_size"))
+    query = dict(parse_qsl(parts.query))
+    if job is None or not job.is_at(parts.hostname, parts.port) or not {"rank", "world_size"} <= query.keys():
+        _note_elsewhere(job, query.get("world_size"))
         yield from _tcp_rendezvous_handler(url, timeout=timeout, **kwargs)
         return
-    rank, world_size = int(given["rank"]), int(given["world_size"])
+    rank, world_size = int(query["rank"]), int(query["world_size"])
     yield _job_store(job, rank, world_size, timeout), rank, world_size
 
 
@@ -471,9 +471,9 @@ def _is_whole_job(options: Any, timeout_s: float) -> bool:
 
     Collective among the ranks of the group; the result is the same on all of them.
     """
-    job, own = job_of(options.store), current_job()
-    if job is None and own is not None and _world() is None:
-        _note_elsewhere(own, options.group_size)  # the ranks meet in a store that the program has chosen
+    job, current = job_of(options.store), current_job()
+    if job is None and current is not None and _world() is None:
+        _note_elsewhere(current, options.group_size)  # the ranks meet in a store that the program has chosen
     if job is None or options.global_ranks_in_group or options.group_size != job.world_size:
         return False
     numbers = all_gather_bytes(

@@ -238,11 +238,11 @@ class EpochReader:
             # Sliced before packing, which copies if there are many columns.
             return self._pack(read_table().slice(rows.start, len(rows)))
         if self._cache is None:
-            whole = self._chosen(row_group, read_table())
+            block = self._chosen(row_group, read_table())
         else:
-            whole = self._cache.get(row_group, lambda: self._chosen(row_group, read_table()))
+            block = self._cache.get(row_group, lambda: self._chosen(row_group, read_table()))
         selected = (
-            slice_rows(whole, rows.start, rows.stop) if isinstance(rows, range) else take_rows(whole, rows)
+            slice_rows(block, rows.start, rows.stop) if isinstance(rows, range) else take_rows(block, rows)
         )
         if self._cache is None:
             return selected

@@ -209,24 +209,24 @@ class EpochSchedule:
         A rank whose shard is shorter than others continues with the next epoch before them.
         """
         left = [num_given] * self._here.world_size
-        given: dict[int, Taken] = {}
+        taken_of_epochs: dict[int, Taken] = {}
         last_resumed = max(self._resumed, default=epoch - 1)
         while any(left):
             to_come = self.slice_of(epoch).rows_to_come()
-            if not given and epoch > last_resumed:  # from here on all epochs are alike
-                whole = min(rows // shard for rows, shard in zip(left, to_come, strict=True))
-                if whole:
-                    epoch += whole
-                    left = [rows - whole * shard for rows, shard in zip(left, to_come, strict=True)]
+            if not taken_of_epochs and epoch > last_resumed:  # from here on all epochs are alike
+                num_epochs = min(rows // shard for rows, shard in zip(left, to_come, strict=True))
+                if num_epochs:
+                    epoch += num_epochs
+                    left = [rows - num_epochs * shard for rows, shard in zip(left, to_come, strict=True)]
                     continue
             taken = [min(rows, shard) for rows, shard in zip(left, to_come, strict=True)]
             left = [rows - part for rows, part in zip(left, taken, strict=True)]
-            if given or taken != to_come:
+            if taken_of_epochs or taken != to_come:
                 most = max(taken)
                 alike = all(part == min(most, shard) for part, shard in zip(taken, to_come, strict=True))
-                given[epoch] = most if alike else tuple(taken)
+                taken_of_epochs[epoch] = most if alike else tuple(taken)
             epoch += 1
-        return self._progress(min(given, default=epoch), given)
+        return self._progress(min(taken_of_epochs, default=epoch), taken_of_epochs)
 
     def _progress(self, epoch: int, given: Mapping[int, Taken]) -> Progress:
         done = {

@@ -148,20 +148,20 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
     refuse_subclasses(parameter for group in optimizer.param_groups for parameter in group["params"])
-    own = optimizer.state_dict()
-    if not own["state"]:
+    state = optimizer.state_dict()
+    if not state["state"]:
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
     tensors: list[torch.Tensor] = []
-    outline = broadcast_object(take_out_tensors(own, tensors) if rank() == root_rank else None, root_rank)
+    outline = broadcast_object(take_out_tensors(state, tensors) if rank() == root_rank else None, root_rank)
     if rank() != root_rank:
         tensors = []
-        own = put_in_tensors(outline, tensors)
+        state = put_in_tensors(outline, tensors)
     broadcast_parameters(tensors, root_rank)
     if rank() != root_rank:
         with kept_containers(optimizer):
-            optimizer.load_state_dict(own)
+            optimizer.load_state_dict(state)
 
 
 @contextmanager

@@ -235,9 +235,9 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
         raise ValueError(
             f"process_set_of takes a mesh of one dimension, got {mesh.ndim}; choose one, mesh['name']."
         )
-    own = sorted(dist.get_process_group_ranks(mesh.get_group()))
-    everyone = torch.empty(dist.get_world_size(), len(own), dtype=torch.int64, device="cpu")
-    dist.all_gather(list(everyone), torch.tensor(own, device="cpu"))
+    members_of_mesh = sorted(dist.get_process_group_ranks(mesh.get_group()))
+    everyone = torch.empty(dist.get_world_size(), len(members_of_mesh), dtype=torch.int64, device="cpu")
+    dist.all_gather(list(everyone), torch.tensor(members_of_mesh, device="cpu"))
     current = session()
     matching: ProcessSet | None = None
     for ranks in sorted({tuple(row) for row in everyone.tolist()}):
@@ -246,7 +246,7 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
         number = there[0] if there else current.add(list(ranks))
         assert number is not None, "there was none of these ranks"
         bind(process_set, number, current.world_id)
-        if list(ranks) == own:
+        if list(ranks) == members_of_mesh:
             matching = process_set
     assert matching is not None, "this rank is in its group"
     return matching

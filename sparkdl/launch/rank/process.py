@@ -91,7 +91,7 @@ _files_of_imports: list[weakref.ref[io.IOBase]] = []
 
 def _open_files() -> Iterator[io.IOBase]:
     """The files of all objects that are not frozen."""
-    return (found for found in gc.get_objects() if issubclass(type(found), io.IOBase))
+    return (item for item in gc.get_objects() if issubclass(type(item), io.IOBase))
 
 
 def _receive(task: MessageConnection) -> tuple[dict[str, Any], memoryview]:

@@ -277,12 +277,12 @@ class Agreement:
         if request.description.kind is Kind.JOIN:
             self._stalls.note({})  # this rank does not know what the others ran meanwhile
         together = [request, *request.fused]
-        for each in together:
-            self._stalls.note_run(each.description.name)
+        for member in together:
+            self._stalls.note_run(member.description.name)
         failure = None
         try:
             request.complete(self._communicator)
         except HorovodInternalError as error:
             failure = error
-        for each in together:
-            self._outstanding.finish(each, failure)
+        for member in together:
+            self._outstanding.finish(member, failure)

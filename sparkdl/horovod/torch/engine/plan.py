@@ -143,12 +143,12 @@ def find_clashes(reports: Sequence[RequestReport | None]) -> dict[str, list[Step
     }
     common = set.intersection(*(set(named) for named in awaited.values())) if awaited else set()
     clashes = {}
-    for given in sorted(common):
-        requests = {rank: named[given] for rank, named in awaited.items()}
+    for name in sorted(common):
+        requests = {rank: named[name] for rank, named in awaited.items()}
         by_name = {request.name: request for request in requests.values()}
         if len(by_name) > 1:
             error = find_mismatch(requests)
-            clashes[given] = [Step(request, error) for request in by_name.values()]
+            clashes[name] = [Step(request, error) for request in by_name.values()]
     return clashes
 
 

@@ -204,9 +204,9 @@ class DeviceRoad:
             output = torch.empty((sum(received), *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device)
             width = math.prod(tensor.shape[1:]) * tensor.element_size()
             mine = as_bytes(tensor[: sum(sent)])
-            taken, given = ([count * width for count in counts] for counts in (received, sent))
+            received_bytes, sent_bytes = ([count * width for count in counts] for counts in (received, sent))
             options = _options(AllToAllOptions)
-            self.accelerator.alltoall_base(as_bytes(output), mine, taken, given, options).wait()
+            self.accelerator.alltoall_base(as_bytes(output), mine, received_bytes, sent_bytes, options).wait()
             return output, StreamMark(self, self.lane.mark(), [output])
 
     def close(self) -> None:

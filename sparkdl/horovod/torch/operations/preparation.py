@@ -343,9 +343,9 @@ def gather_numbers(
     communicator: Communicator, numbers: Sequence[int], label: str, place: int = _ELSEWHERE
 ) -> np.ndarray[Any, Any]:
     """Gather ``place`` and the numbers of every rank, ``(ranks, 1 + numbers)``; ranks that joined contribute zeros."""
-    own = np.array([place, *numbers])
-    gathered = np.zeros((communicator.world_size, own.size), np.int64)
-    communicator.allgather(own, gathered, name=label)
+    row = np.array([place, *numbers])
+    gathered = np.zeros((communicator.world_size, row.size), np.int64)
+    communicator.allgather(row, gathered, name=label)
     return gathered
 
 

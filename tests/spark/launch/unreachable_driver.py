@@ -25,7 +25,7 @@ from sparkdl.launch.elastic import coordinating_task
 from sparkdl.rendezvous.addresses import Address
 from sparkdl.runner import TrainingState
 
-STEPS = 30
+STEPS = 60
 
 
 class UnreachableCoordinator(Coordinator):
@@ -45,11 +45,11 @@ def train(folder: str, what: str) -> dict[str, Any]:
         dist.all_reduce(ones)
         state.total += ones / dist.get_world_size()
         time.sleep(0.05)
-        if state.step == 2 * STEPS // 3 and dist.get_rank() == 1:
-            if what == "lose both" and began_with and not Path(folder, "killed").exists():
+        if dist.get_rank() == 1:
+            if what == "lose both" and 0 < began_with < state.step and not Path(folder, "killed").exists():
                 Path(folder, "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            if what == "raise":
+            if what == "raise" and state.step == STEPS // 2:
                 raise ValueError("of the user")
         state.step += 1
         state.commit()
@@ -61,7 +61,7 @@ def train(folder: str, what: str) -> dict[str, Any]:
 def kill_coordinating_task(folder: Path) -> None:
     """Kill the process of the coordinating task, which listens at the address that the driver has learned."""
     step = folder / "step"
-    while not (step.exists() and int(step.read_text() or 0) > STEPS // 3):
+    while not (step.exists() and int(step.read_text() or 0) > STEPS // 6):
         time.sleep(0.05)
     (port,) = PORTS
     listening = {

@@ -71,18 +71,18 @@ def allreduce_sparse(
             f"sparkdl reduces sparse tensors of layout torch.sparse_coo by SUM and AVG, got {tensor.layout} by "
             f"{reduction.op or 'a bitwise operation'}; convert it with to_dense() first"
         )
-    own = tensor.detach().coalesce()
+    sparse = tensor.detach().coalesce()
     shape = tuple(tensor.shape)
-    what = f"sparse {own.dtype} of shape {shape}, {own.sparse_dim()} dimensions sparse"
+    what = f"sparse {sparse.dtype} of shape {shape}, {sparse.sparse_dim()} dimensions sparse"
     counts = torch.zeros(communicator.world_size, dtype=torch.int64, device="cpu")
     communicator.allgather(
-        export(torch.tensor([own.indices().shape[1]], device="cpu")),
+        export(torch.tensor([sparse.indices().shape[1]], device="cpu")),
         export(counts),
         name=what,
         timeout_s=timeout_s,
     )
-    indices = _gather(communicator, own.indices().t(), counts.tolist(), what, timeout_s)
-    values = _gather(communicator, own.values(), counts.tolist(), what, timeout_s)
+    indices = _gather(communicator, sparse.indices().t(), counts.tolist(), what, timeout_s)
+    values = _gather(communicator, sparse.values(), counts.tolist(), what, timeout_s)
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()  # so that sums are rounded once
     if reduction.prescale != 1.0:
@@ -325,13 +325,13 @@ class Reductions(Submission):
         opts: Any,
         handles: list[Handle],
     ) -> Finish:
-        whole = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
-        combine = self._combine_bitwise(tensor, whole, reduction, opts, handles)
+        combined = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
+        combine = self._combine_bitwise(tensor, combined, reduction, opts, handles)
         rank = self.communicator.rank
         start = sum(counts[:rank])
 
         def finish() -> None:
             combine()
-            output.detach().copy_(whole[start : start + output.numel()].view(output.shape))
+            output.detach().copy_(combined[start : start + output.numel()].view(output.shape))
 
         return finish

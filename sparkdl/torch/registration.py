@@ -438,10 +438,10 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
         forget_meshes()  # those of earlier default groups; for GPUs, Parallelism.lay_out does it
     elif timeout == default_pg_timeout:
         timeout_s = world.timeout_s  # torch's default for groups without a timeout is half an hour
-    given = _given.pop() if _given else None
+    prepared = _given.pop() if _given else None
     base_store, owns_communicator = None, False
-    if given is not None:
-        communicator, rendezvous, base_store = given
+    if prepared is not None:
+        communicator, rendezvous, base_store = prepared
     elif _is_whole_job(options, timeout_s):
         of_job = current_communicator()
         assert of_job is not None, "a rank of a job has one"

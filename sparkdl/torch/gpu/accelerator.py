@@ -243,9 +243,9 @@ def _host_group(
     communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
 ) -> SparkdlProcessGroup:
     """A group for CPU tensors over a process set of all ranks that is used for nothing else."""
-    own = communicator.split(range(communicator.world_size), "staging")
+    staging = communicator.split(range(communicator.world_size), "staging")
     return SparkdlProcessGroup(
-        own, store, rendezvous, timeout_s=timeout_s, owns_communicator=True, accelerator=None
+        staging, store, rendezvous, timeout_s=timeout_s, owns_communicator=True, accelerator=None
     )
 
 

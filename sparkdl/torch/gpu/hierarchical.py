@@ -199,8 +199,8 @@ class HierarchicalSteps:
             parts = piece.tensor_split(self._num_parts)
             reduced = self._run(self._reduce_inside(piece, parts, op, prescale), stream, deadline)
             crossing: Iterator[None] = iter(())
-            if self._across is not None and (own := parts[self._inside.rank]).numel():
-                crossing = self._across.allreduce(own, op, deadline)
+            if self._across is not None and (mine := parts[self._inside.rank]).numel():
+                crossing = self._across.allreduce(mine, op, deadline)
             next(crossing, None)
             under_way.append((piece, parts, reduced, crossing))
         for _, _, reduced, crossing in under_way:
@@ -216,12 +216,12 @@ class HierarchicalSteps:
         """Reduce blocks, shape ``(world_size, n)``, and return this rank's; hosts must have equally many ranks."""
         assert self._across is not None, "every rank carries a part where hosts are even"
         by_position = blocks[self._order]
-        own = self._own_rows(by_position)
+        mine = self._own_rows(by_position)
         batch = self._inside.batch().reduce_scatter(
-            described(by_position), described(own), op=op, prescale=prescale
+            described(by_position), described(mine), op=op, prescale=prescale
         )
         self._run(batch, stream, deadline).wait(deadline.remaining_s())
-        return self._across.reduce_scatter(own, op, deadline)
+        return self._across.reduce_scatter(mine, op, deadline)
 
     def allgather(
         self, block: torch.Tensor, blocks: torch.Tensor, *, stream: int, deadline: Deadline
@@ -229,17 +229,17 @@ class HierarchicalSteps:
         """Gather the ranks' blocks in ``blocks``, shape ``(world_size, n)``; hosts must have equally many ranks."""
         assert self._across is not None, "every rank carries a part where hosts are even"
         by_position = torch.empty_like(blocks)
-        own = self._own_rows(by_position)
-        self._across.allgather(block, own, deadline)
-        self._run(self._inside.batch().allgather(described(own), described(by_position)), stream, deadline)
+        mine = self._own_rows(by_position)
+        self._across.allgather(block, mine, deadline)
+        self._run(self._inside.batch().allgather(described(mine), described(by_position)), stream, deadline)
         blocks[self._order] = by_position
 
     def _reduce_inside(self, piece: torch.Tensor, parts: FlatTensors, op: str, prescale: float) -> NcclBatch:
         """Reduce each part to the rank of this host that carries it."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
-            own = described(parts[self._inside.rank])
-            return batch.reduce_scatter(described(piece), own, op=op, prescale=prescale)
+            mine = described(parts[self._inside.rank])
+            return batch.reduce_scatter(described(piece), mine, op=op, prescale=prescale)
         for rank, part in enumerate(parts):
             if part.numel():
                 batch.reduce(described(part), root=rank, op=op, prescale=prescale)

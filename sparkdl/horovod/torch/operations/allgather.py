@@ -56,7 +56,7 @@ class AllgatherRequest(TensorsRequest):
             torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
             for tensor, rows in zip(self._tensors, self._rows[:, 1:].T, strict=True)
         ]
-        some = [position for position, whole in enumerate(gathered) if whole.numel()]
+        some = [position for position, joined in enumerate(gathered) if joined.numel()]
         arrays = [as_bytes(as_buffer(self._tensors[position])) for position in some]
         outs = [as_bytes(gathered[position]) for position in some]
         counts = [
@@ -68,7 +68,7 @@ class AllgatherRequest(TensorsRequest):
         elif some:
             communicator.allgather_group(arrays, outs, counts=counts, name=self.label)
         self._outputs = [
-            whole.to(tensor.device) for whole, tensor in zip(gathered, self._tensors, strict=True)
+            joined.to(tensor.device) for joined, tensor in zip(gathered, self._tensors, strict=True)
         ]
 
 

@@ -104,7 +104,11 @@ def test_users_choose_the_transport_by_a_variable_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "variables"), [(("--wire", "bfloat16"), {}), ((), {"SPARKDL_WIRE": "bfloat16"})]
+    ("options", "variables"),
+    [
+        (("--wire", "bfloat16"), {}),
+        pytest.param((), {"SPARKDL_WIRE": "bfloat16"}, marks=pytest.mark.slow),
+    ],
 )
 def test_users_choose_how_float32_travels(
     tmp_path: Path, options: tuple[str, ...], variables: dict[str, str]

@@ -62,10 +62,18 @@ def check_experts(name: str, layer: nn.Module, size: int) -> None:
             f"shape (num_experts, ...) and forward({', '.join(_ARGUMENTS)}); {type(layer).__name__} is none. Leave "
             "it out of the plan, or use shard= in place of tensor=."
         )
+    check_divisible(f"{name!r} has {count} experts", count, size)
+
+
+def check_divisible(what: str, count: int, size: int) -> None:
+    """Check that tensor-parallel ranks can divide a number of equal parts; ``what`` names it in a sentence.
+
+    Raises:
+        ParamError: if they cannot.
+    """
     if count % size:
         raise ParamError(
-            f"{name!r} has {count} experts, which {size} tensor-parallel ranks cannot divide. Use a tensor size that "
-            f"divides {count}."
+            f"{what}, which {size} tensor-parallel ranks cannot divide. Use a tensor size that divides {count}."
         )
 
 

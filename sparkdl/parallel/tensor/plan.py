@@ -33,7 +33,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
 from sparkdl.errors import ParamError, did_you_mean
-from sparkdl.parallel.tensor.experts import check_experts
+from sparkdl.parallel.tensor.experts import check_divisible, check_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -254,11 +254,7 @@ def _check(name: str, layer: nn.Module, style: str, size: int) -> None:
             if style.startswith("colwise")
             else (layer.in_features, "input features")
         )
-    if length % size:
-        raise ParamError(
-            f"{name!r} has {length} {what}, which {size} tensor-parallel ranks cannot divide. Use a tensor size that "
-            f"divides {length}."
-        )
+    check_divisible(f"{name!r} has {length} {what}", length, size)
 
 
 def _check_parameter(name: str, owner: nn.Module, style: str, size: int) -> None:
@@ -274,11 +270,7 @@ def _check_parameter(name: str, owner: nn.Module, style: str, size: int) -> None
             "parameters are divided in the style 'colwise', and have one or two dimensions. Leave it, and the layers "
             "that compute with it, out of the plan."
         )
-    if len(parameter) % size:
-        raise ParamError(
-            f"{name!r} has the length {len(parameter)}, which {size} tensor-parallel ranks cannot divide. Use a tensor "
-            f"size that divides {len(parameter)}."
-        )
+    check_divisible(f"{name!r} has the length {len(parameter)}", len(parameter), size)
 
 
 def shared_key_features(module: nn.Module, name: str) -> int:

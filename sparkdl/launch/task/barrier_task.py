@@ -167,7 +167,7 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
 
 def _report(failure: Failure, link: DriverLink, board: FailureBoard) -> Iterator[Row]:
     link.failure(failure)
-    board.post(failure)
+    board.post(failure, is_cancelled=link.is_stopped)
     yield "failure", 0, failure.to_json()
     yield from _chunks("error", io.BytesIO(failure.pickled))
 

@@ -171,10 +171,15 @@ class FailureBoard:
         )
         rendezvous.post_if_lost(_LOST, lost.to_json())
 
-    def post(self, failure: Failure) -> None:
-        """Post ``failure`` unless the board has one already; a consequence first waits for its cause to be posted."""
+    def post(self, failure: Failure, *, is_cancelled: bool = False) -> None:
+        """Post ``failure`` unless the board has one already; a consequence first waits for its cause to be posted.
+
+        Args:
+            failure: failure of this task's rank.
+            is_cancelled: whether the driver has cancelled the job, so that no other rank is the cause.
+        """
         try:
-            if failure.is_consequence and not (failure.is_hang or self._is_alone):
+            if failure.is_consequence and not (failure.is_hang or self._is_alone or is_cancelled):
                 try:
                     self._rendezvous.get(_FAILURE, CAUSE_TIMEOUT_S)
                     return

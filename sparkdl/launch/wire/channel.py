@@ -92,6 +92,11 @@ class DriverLink:
         if reason is not None:
             on_stop(reason)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the driver has cancelled or is gone."""
+        return self._stop_reason is not None
+
     def line(self, text: str) -> None:
         """Pass on one line that the rank printed."""
         if not self._send({"kind": "log"}, text.encode()):

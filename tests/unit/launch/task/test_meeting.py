@@ -241,6 +241,15 @@ def test_consequence_is_posted_if_there_is_no_cause(monkeypatch: pytest.MonkeyPa
         assert "RankLostError" in reasons.get(timeout=60)
 
 
+def test_consequence_in_a_cancelled_job_is_posted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "CAUSE_TIMEOUT_S", 600.0)  # longer than a test may take
+    reasons: queue.Queue[str] = queue.Queue()
+    with boards(2) as (_, (first, second)):
+        second.watch(reasons.put)
+        first.post(CONSEQUENCE, is_cancelled=True)
+        assert "RankLostError" in reasons.get(timeout=60)
+
+
 def test_consequence_of_a_job_with_one_task_is_posted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting_module, "CAUSE_TIMEOUT_S", 600.0)  # longer than a test may take
     secret, reasons = new_secret(), queue.Queue[str]()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,6 +78,9 @@ def parts_of(module: nn.Module) -> PipelineParts:
 def balance(costs: Sequence[float], stages: int) -> list[int]:
     """Cut a sequence of costs into contiguous stages so that the costliest stage is as cheap as possible.
 
+    The least limit of a stage's cost is found by bisection: a limit works if stages that are filled one after the other
+    are not too many. Under it, stages get even shares from the last one on.
+
     Args:
         costs: cost of each block; the costs of modules before and after the blocks are added to the first and the last.
         stages: number of stages; each gets at least one block.
@@ -82,20 +88,34 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     Returns:
         Index of the first block of each stage, followed by the number of blocks.
     """
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    # best[k][n]: the cost of the costliest of k stages over the first n blocks, and the first block of the last stage.
-    best: list[list[tuple[float, int]]] = [[(0.0 if n == 0 else float("inf"), 0) for n in range(len(sums))]]
-    for k in range(1, stages + 1):
-        row = [(float("inf"), 0)] * k
-        for n in range(k, len(sums)):
-            row.append(min((max(best[k - 1][m][0], sums[n] - sums[m]), m) for m in range(k - 1, n)))
-        best.append(row)
-    ends = [len(costs)]
-    for k in range(stages, 0, -1):
-        ends.append(best[k][ends[-1]][1])
-    return ends[::-1]
+    sums = [0.0, *itertools.accumulate(costs)]
+    largest, even = max(end - start for start, end in itertools.pairwise(sums)), sums[-1] / stages
+    low, high = max(largest, math.nextafter(even, 0.0)), min(even + largest, sums[-1])
+    while low < high:
+        limit = min((low + high) / 2, math.nextafter(high, low))
+        ends = _filled(sums, limit)
+        if len(ends) <= stages + 1:
+            high = max(sums[end] - sums[start] for start, end in itertools.pairwise(ends))
+        else:  # under a limit below all of these, stages would hold no more
+            low = min(sums[end + 1] - sums[start] for start, end in itertools.pairwise(ends[:-1]))
+    ends = _filled(sums, high)
+    firsts = [len(costs)]
+    for before in range(stages - 1, 0, -1):
+        end = firsts[-1]
+        most = min(ends[min(before, len(ends) - 1)], end - 1)
+        least = bisect.bisect_left(sums, -high, 0, end, key=lambda part: part - sums[end])
+        even = bisect.bisect_right(sums, sums[end] * before / (before + 1)) - 1
+        firsts.append(min(max(least, before, even), most))
+    return [0, *reversed(firsts)]
+
+
+def _filled(sums: Sequence[float], limit: float) -> list[int]:
+    """The number of blocks in the first stages, from none to all, if each stage takes as many as a limit allows."""
+    ends = [0]
+    while ends[-1] < len(sums) - 1:
+        start = ends[-1]
+        ends.append(bisect.bisect_right(sums, limit, start, key=lambda part: part - sums[start]) - 1)
+    return ends
 
 
 def costs_by_memory(module: nn.Module, parts: PipelineParts | None = None) -> list[float]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -30,6 +31,14 @@ def test_no_other_cut_has_a_cheaper_costliest_stage() -> None:
         best = min(costliest(costs, [0, *cuts, len(costs)]) for cuts in others)
         assert costliest(costs, firsts) == pytest.approx(best)
         assert all(first < end for first, end in itertools.pairwise(firsts))
+
+
+def test_thousands_of_blocks_are_cut_evenly() -> None:
+    costs = [3.0, *([1.0] * 2998), 5.0]
+    for stages in (2, 7, 600, 1000, 2999, 3000):
+        firsts = balance(costs, stages)
+        assert len(set(firsts)) == stages + 1
+        assert costliest(costs, firsts) == max(5, math.ceil(sum(costs) / stages))
 
 
 def test_embedding_and_head_count_for_their_stages() -> None:

@@ -13,7 +13,7 @@ from sparkdl.errors import ParamError
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism, on_meta
 from sparkdl.parallel.parallelize import check_parts
-from sparkdl.planner import MODELS, Plan, count, make_cluster, plan
+from sparkdl.planner import MODELS, DecoderShape, Plan, count, make_cluster, plan
 from sparkdl.planner.cluster import GIB, USABLE
 from sparkdl.planner.layouts import advice
 from sparkdl.planner.measure import _known_gpu
@@ -95,6 +95,13 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_smallest_cluster() -> Non
     assert plan("llama-70b", small.with_hosts(hosts), batch=64).layouts
     with pytest.raises(ParamError):
         plan("llama-70b", small.with_hosts(hosts // 2), batch=64)
+
+
+@pytest.mark.timeout(60)  # it takes about three seconds
+def test_a_model_of_thousands_of_layers_is_refused_soon() -> None:
+    deep = DecoderShape(name="deep", vocabulary=32000, width=4096, layers=2000, heads=32, sequence=2048)
+    with pytest.raises(ParamError, match=r"The smallest cluster .* has about \d+, with Parallelism"):
+        plan(deep, make_cluster("h100", memory_gib=16.0), batch=512)
 
 
 def test_a_batch_that_no_ranks_can_share_is_refused() -> None:

@@ -7,16 +7,19 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import sparkdl.torch
+from sparkdl.data import ParquetDataset
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.on_ranks import RankPlanner, choose_layout, make_planner
 from sparkdl.planner.shape import RECIPES, DecoderShape
+from sparkdl.training.spec import CheckpointPlan, TrainingSpec
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.training.scenes.training_scenes import (
     assert_same_weights,
@@ -65,6 +68,28 @@ def test_a_step_has_the_rows_of_replicas_in_every_chosen_layout(tmp_path: Path) 
     said = [event for event in others[-1].events if event["kind"] == "layout"]
     assert [event["code"] for event in said] == ["Parallelism(data=2)"]
     assert "Replicas fit" in said[0]["reason"]
+
+
+def test_a_fit_resumes_in_the_layout_that_its_planner_chooses_then(tmp_path: Path) -> None:
+    dataset = write_dataset(tmp_path / "rows", 45)
+    spec = make_spec(optimizer=adamw, batch_size=3)
+
+    def planned(sizes: dict[str, int], folder: str, epochs: int) -> tuple[TrainingSpec, ParquetDataset]:
+        checkpoints = CheckpointPlan(url=str(tmp_path / folder), every_updates=None, num_kept=2)
+        planner = AlwaysOne(Parallelism(**sizes))
+        changes: dict[str, Any] = {
+            "planner": planner,
+            "model": with_plan(),
+            "checkpoints": checkpoints,
+            "epochs": epochs,
+        }
+        return dataclasses.replace(spec, **changes), dataset
+
+    cases = [planned({"shard": 2}, "whole", 2), planned({"data": 2}, "resumed", 1)]
+    cases.append(planned({"tensor": 2}, "resumed", 2))
+    whole, _, resumed = run_ranks(2, train_all, cases)[0]
+    assert [event["epoch"] for event in resumed.events if event["kind"] == "resumed"] == [2]
+    assert_same_weights(resumed.weights, whole.weights, atol=1e-4)
 
 
 def _choose(environment: RankEnvironment) -> tuple[Parallelism, str]:

@@ -17,6 +17,7 @@ from sparkdl.estimators import (
 from sparkdl.jobs.imports import code_files, importable
 from sparkdl.jobs.make_estimator import make_estimator
 from sparkdl.monitor import Monitor
+from sparkdl.parallel import Parallelism
 from tests.unit.jobs.job_files import JOB, read
 
 READY_MADE = "data: {table: rows}\nmodel: TorchClassifier\nparams: {epochs: 3}\noutput: out\n"
@@ -69,6 +70,12 @@ def test_a_class_stands_for_an_instance_and_arguments_of_a_function_are_bound(tm
     assert estimator.getLoss().label_smoothing == 0.1
     assert estimator.getMetrics()["half"].keywords == {"weight": 2.0}
     assert estimator.getScheduler().func is torch.optim.lr_scheduler.StepLR
+
+
+def test_the_layout_is_named_or_left_to_the_planner(tmp_path):
+    assert make(tmp_path, "numWorkers=2", "parallelism=auto").getParallelism() == "auto"
+    named = make(tmp_path, "numWorkers=2", "parallelism={shard: 2}")
+    assert named.getParallelism() == Parallelism(shard=2)
 
 
 def test_existing_network_is_used_unchanged(tmp_path):

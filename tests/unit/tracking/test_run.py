@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import sys
@@ -19,6 +20,7 @@ from sparkdl import tracking
 from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel, TrainingSummary
+from sparkdl.estimators.fit.progress import FitListener, ProgressLine
 from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import pip_requirements
@@ -94,6 +96,20 @@ def test_fit_joins_a_run_with_params_and_keeps_its_own_beside_those_of_the_user(
     assert "param epochs with the value 100; that of the fit, 3, is logged as sparkdl.epochs" in caplog.text
     assert mlflow.get_run(run.run_id).data.params == {"epochs": "4", "batchSize": "8", "mine": "x"}
     assert kept(tracked) == []
+
+
+def test_run_has_the_layout_that_the_ranks_chose_and_why_and_that_of_a_restart(tracked, open_run):
+    with open_run("on") as run:
+        listener = FitListener(run, ProgressLine(io.StringIO()), list)
+        for code in ("Parallelism(data=2)", "Parallelism(shard=2)"):
+            listener.handle_event(0, {"kind": "layout", "code": code, "reason": f"{code} is fast."})
+    params = mlflow.get_run(run.run_id).data.params
+    assert params == {
+        "parallelism": "Parallelism(data=2)",
+        "parallelismReason": "Parallelism(data=2) is fast.",
+        "sparkdl.parallelism": "Parallelism(shard=2)",
+        "sparkdl.parallelismReason": "Parallelism(shard=2) is fast.",
+    }
 
 
 def test_run_of_a_continued_fit_is_continued_with_each_value_once_unless_it_was_deleted(tracked, open_run):

@@ -40,6 +40,7 @@ from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.model.architecture import split_module
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
 from sparkdl.model.losses import prediction_kind
+from sparkdl.model.named_metrics import named_metric
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.callbacks import Patience
 from sparkdl.training.learning_rate import make_scheduler
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from sparkdl.model.heads import Head
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.parallel import Parallelism
+    from sparkdl.training.metrics import Metric
     from sparkdl.training.probe import Gradients
 
 
@@ -300,7 +302,12 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     check_indexed_features(inputs, heads)
     _check_parallelism(params)
     _check_initial_weights(params)
-    spec = replace(_make_spec(params, probed, heads), training_rows=training, validation_rows=validation)
+    spec = replace(
+        _make_spec(params, probed, heads),
+        metrics=_metrics(params, heads, probed.num_classes, rows),
+        training_rows=training,
+        validation_rows=validation,
+    )
     gradients = try_step(spec, dataset) or probed.gradients
     _check_sparse(params, gradients)
     if isinstance(params.getParallelism(), str):
@@ -468,6 +475,40 @@ def _check_pipeline(params: _TorchEstimatorParams) -> None:
                 f"Param parallelism has pipeline stages, and Param {name} {why}: the last stage computes one loss from "
                 f"the output of the model alone. Leave {name} out, or use shard in place of pipeline."
             )
+
+
+def _metrics(
+    params: _TorchEstimatorParams,
+    heads: Sequence[Head],
+    num_classes: Sequence[int | None],
+    rows: Mapping[str, npt.NDArray[Any]],
+) -> dict[str, Metric]:
+    """Return the metrics of a fit; names stand for metrics that fit the loss.
+
+    Raises:
+        ParamError: if a name does not stand for a metric of this model.
+    """
+    metrics: dict[str, Metric] = {}
+    for name, metric in params.getMetrics().items():
+        if not isinstance(metric, str):
+            metrics[name] = metric
+            continue
+        loss = heads[0].loss if len(heads) == 1 else None
+        if loss is None:
+            why = (
+                "trainStep computes the loss"
+                if params.getTrainStep() is not None
+                else f"the model has the label columns {', '.join(params.label_names())}"
+            )
+            raise ParamError(
+                f"Param metrics has the name {metric!r}, and {why}. Give functions of (outputs, labels) in place of "
+                "names."
+            ).about("metrics")
+        labels = rows[heads[0].label.name]
+        center = float(np.mean(labels)) if labels.dtype.kind in "biuf" else 0.0
+        with check_of("metrics"):
+            metrics[name] = named_metric(metric, loss, num_classes=num_classes[0], center=center)
+    return metrics
 
 
 def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:

@@ -340,5 +340,7 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
 def _name_of(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_name_of, value))
+    if isinstance(value, str):
+        return value
     named = value.func if isinstance(value, partial) else value
     return str(getattr(named, "__name__", type(named).__name__))

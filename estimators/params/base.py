@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparkdl.errors import ParamError, ParamTypeError, did_you_mean
+from sparkdl.estimators.params.by_name import optimizer_named
 from sparkdl.estimators.params.table import default_values
 
 if TYPE_CHECKING:
@@ -192,11 +193,13 @@ def check_callable(param: Param[Any], given: object) -> None:
 
 
 def check_optimizer(param: Param[Any], given: object) -> None:
-    """Check a function that takes a model's parameters and returns an optimizer; an optimizer class is such a function.
+    """Check a function that takes a model's parameters and returns an optimizer, or the name of an optimizer.
+
+    An optimizer class is such a function.
 
     Raises:
-        ParamError: if the value is something else; for an optimizer instance, the message gives a function that makes
-            it.
+        ParamError: if there is no optimizer of that name, or the value is something else; for an optimizer instance,
+            the message gives a function that makes it.
     """
     if isinstance(given, type) and issubclass(given, Optimizer):
         return  # makes an optimizer with its default options; if it cannot, the trial before the fit refuses it
@@ -207,7 +210,10 @@ def check_optimizer(param: Param[Any], given: object) -> None:
             f"Param {param.name} is an instance of {type(given).__name__}, and each rank makes its own, for its copy "
             f"of the model. Give a function: lambda parameters: {_name(type(given))}(parameters{options})."
         )
-    check_callable(param, given)
+    if isinstance(given, str):
+        optimizer_named(given, None)
+    else:
+        check_callable(param, given)
 
 
 def _name(kind: type) -> str:

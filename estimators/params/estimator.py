@@ -78,13 +78,13 @@ class SharedArguments(TypedDict, total=False):
     weightCol: str | None
     validationIndicatorCol: str | None
     validationFraction: float | None
-    metrics: Mapping[str, Metric] | None
+    metrics: Sequence[str] | Mapping[str, Metric | str] | None
     earlyStoppingPatience: int | None
     earlyStoppingMinDelta: float | None
     bestMetric: str | None
     bestMode: str | None
     callbacks: Sequence[Callback] | None
-    scheduler: SchedulerFactory | None
+    scheduler: SchedulerFactory | str | None
     schedulerInterval: str | None
     learningRateScaling: str | None
     warmupSteps: int | None
@@ -430,3 +430,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         for param in needed:
             if not self.isDefined(param):
                 raise ParamError(f"Param {param.name} is not set: {param.doc}.")
+        if self.getLearningRate() is not None and not isinstance(self.getOrDefault(self.optimizer), str):
+            raise ParamError(
+                f"Param learningRate is {self.getLearningRate():g}, and the function of Param optimizer has its own. "
+                "Leave one of them out, or name the optimizer, such as 'adamw'."
+            ).about("learningRate", "optimizer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.base import OneOf, check_callable, check_optimizer
+from sparkdl.estimators.params.by_name import loss_named, optimizer_named, schedule_named
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
+from sparkdl.model.named_metrics import MAXIMIZED, OF_CLASSES, OF_NUMBERS, check_metric_name
 from sparkdl.training.callbacks import Callback
 from sparkdl.training.history import EPOCH_METRICS
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
@@ -41,7 +44,16 @@ def check_losses(param: Param[Any], given: object) -> None:
         ParamError: if a loss is not a function; the message names it.
     """
     for loss in given if isinstance(given, list | tuple) else [given]:
-        check_callable(param, loss)
+        check_callable(param, loss_named(loss) if isinstance(loss, str) else loss)
+
+
+def check_scheduler(param: Param[Any], given: object) -> None:
+    """Check a scheduler.
+
+    Raises:
+        ParamError: if it is neither a function nor the name of a schedule.
+    """
+    check_callable(param, schedule_named(given) if isinstance(given, str) else given)
 
 
 def check_callbacks(param: Param[Any], given: object) -> None:
@@ -70,13 +82,15 @@ def check_metrics(param: Param[Any], given: object) -> None:
     Raises:
         ParamError: if a metric cannot be used; the message names it and says why.
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping | list | tuple) or (
+        not isinstance(given, Mapping) and not all(isinstance(name, str) for name in given)
+    ):
         raise ParamError(
-            f"Param {param.name} must be a dict, such as {{'mae': torch.nn.L1Loss()}}, of functions of (outputs, "
-            "labels) that return one value per row or their mean, or of torchmetrics metrics; got a "
-            f"{type(given).__name__}."
+            f"Param {param.name} must be a list of names, such as ['accuracy'], or a dict, such as {{'mae': "
+            "torch.nn.L1Loss()}, of functions of (outputs, labels) that return one value per row or their mean, or of "
+            f"torchmetrics metrics; got {reprlib.repr(given)}."
         )
-    for name, metric in given.items():
+    for name, metric in metrics_by_name(given).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ParamError(
                 f"Param {param.name} has a metric named {name!r}. Use a name of letters, digits, '_', '-', '.' and "
@@ -87,11 +101,18 @@ def check_metrics(param: Param[Any], given: object) -> None:
                 f"Param {param.name} has a metric named {name!r}, which is reserved. Choose another; on validation "
                 "rows its name begins with 'val_'."
             )
-        if not callable(metric):
+        if isinstance(metric, str):
+            check_metric_name(metric)
+        elif not callable(metric):
             raise ParamError(
                 f"Metric {name!r} must be a function of (outputs, labels) that returns one value per row or their "
-                f"mean, or a torchmetrics metric; got a {type(metric).__name__}."
+                f"mean, a torchmetrics metric, or the name of a metric; got a {type(metric).__name__}."
             )
+
+
+def metrics_by_name(given: Mapping[str, Any] | Sequence[str]) -> dict[str, Metric | str]:
+    """Return metrics, or names that stand for metrics, by the names under which they are reported."""
+    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
 
 
 class HasObjective(Params):
@@ -112,19 +133,29 @@ class HasObjective(Params):
         more="Each rank draws or reads its part of the weights. A model that is made within "
         "``sparkdl.parallel.on_meta()`` needs this Param; the driver never holds the weights of such a model.",
     )
-    optimizer, getOptimizer, setOptimizer = param(
-        AsGiven[OptimizerFactory](),
-        "function that takes the model's parameters and returns an optimizer",
+    optimizer = Entry(
+        AsGiven[Any](),
+        "function that takes the model's parameters and returns an optimizer, or the name of an optimizer of torch, "
+        "such as adamw or sgd",
         check=check_optimizer,
         field="optimizer",
+        more="An optimizer by name has torch's defaults, and ``learningRate`` if that is set.",
     )
-    loss, getLoss, setLoss = param(
+    setOptimizer = optimizer.setter()
+    learningRate = Entry(
+        TypeConverters.toFloat,
+        "learning rate of an optimizer that is given by name (> 0); default: torch's",
+        check=above(0),
+    )
+    setLearningRate = learningRate.setter()
+    loss = Entry(
         AsGiven[Any](),
-        "loss of torch.nn, or a function of (outputs, labels) that returns the mean loss; or a list with one loss per "
-        "label column",
+        "loss of torch.nn, a function of (outputs, labels) that returns the mean loss, or the name of a function of "
+        "torch.nn.functional, such as cross_entropy or mse; or a list with one loss per label column",
         check=check_losses,
         more="A loss that is not in a list is used for all label columns.",
     )
+    setLoss = loss.setter()
     trainStep, getTrainStep, setTrainStep = optional(
         AsGiven[UserStep](),
         "function of (model, batch) that returns the mean loss of the batch, or a tuple of the mean loss and the "
@@ -135,25 +166,52 @@ class HasObjective(Params):
         "need the outputs.",
     )
 
+    def getOptimizer(self) -> OptimizerFactory:
+        """Return the function that makes the optimizer."""
+        given = self.getOrDefault(self.optimizer)
+        return optimizer_named(given, self.getLearningRate()) if isinstance(given, str) else given
+
+    def getLearningRate(self) -> float | None:
+        """Return the learning rate of an optimizer that is given by name; None for torch's default."""
+        return self.getOrDefault(self.learningRate) if self.isDefined(self.learningRate) else None
+
+    def getLoss(self) -> Any:
+        """Return the loss, or a list with one loss per label column."""
+        given = self.getOrDefault(self.loss)
+        if isinstance(given, list | tuple):
+            return [loss_named(loss) if isinstance(loss, str) else loss for loss in given]
+        return loss_named(given) if isinstance(given, str) else given
+
 
 class HasFunctions(Params):
     """Params of all estimators that hold functions or objects: scheduler, metrics and callbacks."""
 
-    scheduler, getScheduler, setScheduler = optional(
-        AsGiven[SchedulerFactory](),
-        "function that takes the optimizer and the number of steps of the schedule, and returns a torch scheduler",
-        check=check_callable,
+    scheduler = Entry(
+        AsGiven[Any](),
+        "function that takes the optimizer and the number of steps of the schedule, and returns a torch scheduler; or "
+        "cosine or linear, which lower the learning rate to 0",
+        check=check_scheduler,
         field="scheduler",
-        more="A ``ReduceLROnPlateau`` is stepped with bestMetric if its mode is bestMode, and otherwise, with mode "
-        "``min``, with the loss on the validation rows, or on the training rows if there are no validation rows.",
+        more="cosine and linear are stepped for each update of the weights, unless schedulerInterval is set. A "
+        "``ReduceLROnPlateau`` is stepped with bestMetric if its mode is bestMode, and otherwise, with mode ``min``, "
+        "with the loss on the validation rows, or on the training rows if there are no validation rows.",
     )
+    setScheduler = scheduler.setter()
+    schedulerInterval = Entry(
+        OneOf(*INTERVALS),
+        "interval at which the scheduler is stepped: epoch, or step for each update of the weights",
+        default="epoch",
+        field="scheduler_interval",
+    )
+    setSchedulerInterval = schedulerInterval.setter()
     metrics = Entry(
         AsGiven[Any](),
-        "dict of metrics by name: functions of (outputs, labels) that return one value per row or their mean, or "
-        "metrics of torchmetrics",
+        "list of names of metrics, such as accuracy, auroc, mae, rmse, r2 and f1_score, or dict of metrics by name: "
+        "functions of (outputs, labels) that return one value per row or their mean, or metrics of torchmetrics",
         check=check_metrics,
         field="metrics",
-        more="They are computed on the training rows during training, and as ``val_<name>`` on the validation rows "
+        more="Names other than accuracy, auroc (of two classes), mae, mse, rmse and r2 need torchmetrics. Metrics are "
+        "computed on the training rows during training, and as ``val_<name>`` on the validation rows "
         "after each epoch. All rows count equally, whatever their weights.",
     )
     setMetrics = metrics.setter()
@@ -165,9 +223,23 @@ class HasFunctions(Params):
     )
     setCallbacks = callbacks.setter()
 
-    def getMetrics(self) -> dict[str, Metric]:
-        """Return the metrics by name; an empty dict if they are not set."""
-        return dict(self.getOrDefault(self.metrics)) if self.isSet(self.metrics) else {}
+    def getScheduler(self) -> SchedulerFactory | None:
+        """Return the function that makes the scheduler; None without one."""
+        given = self.getOrDefault(self.scheduler) if self.isSet(self.scheduler) else None
+        return schedule_named(given) if isinstance(given, str) else given
+
+    def getSchedulerInterval(self) -> str:
+        """Return the interval at which the scheduler is stepped."""
+        is_named = self.isSet(self.scheduler) and isinstance(self.getOrDefault(self.scheduler), str)
+        return (
+            "step"
+            if is_named and not self.isSet(self.schedulerInterval)
+            else self.getOrDefault("schedulerInterval")
+        )
+
+    def getMetrics(self) -> dict[str, Metric | str]:
+        """Return the metrics, or the names that stand for them, by name; an empty dict if they are not set."""
+        return metrics_by_name(self.getOrDefault(self.metrics)) if self.isSet(self.metrics) else {}
 
     def getCallbacks(self) -> tuple[Callback, ...]:
         """Return the callbacks; an empty tuple if they are not set."""
@@ -214,12 +286,6 @@ class HasTraining(HasSeed):
         "whether the rows are shuffled in each epoch",
         default=True,
         field="shuffle",
-    )
-    schedulerInterval, getSchedulerInterval, setSchedulerInterval = param(
-        OneOf(*INTERVALS),
-        "interval at which the scheduler is stepped: epoch, or step for each update of the weights",
-        default="epoch",
-        field="scheduler_interval",
     )
     learningRateScaling, getLearningRateScaling, setLearningRateScaling = param(
         OneOf(*SCALINGS),
@@ -309,7 +375,7 @@ class HasTraining(HasSeed):
     bestMode, getBestMode, setBestMode = optional(
         OneOf(*MODES),
         "whether the best value of bestMetric is its minimum or its maximum: min or max; default: min for a loss",
-        more="It is required if bestMetric is a metric.",
+        more="It is required if bestMetric is a function, or a metric of torchmetrics.",
     )
 
     def getBatchSize(self) -> int:
@@ -350,6 +416,9 @@ def best_goal_of(params: HasTraining, available: Sequence[str]) -> Goal | None:
             f"Param bestMetric is {metric!r}, but this fit has {', '.join(available)}. Choose one of them, or set "
             "metrics, validationFraction or validationIndicatorCol so that there is such a metric."
         )
+    named = params.getMetrics().get(metric.removeprefix("val_")) if isinstance(params, HasFunctions) else None
+    if mode is None and named in (*OF_CLASSES, *OF_NUMBERS):
+        mode = "max" if named in MAXIMIZED else "min"
     if mode is None and metric not in ("loss", "val_loss"):
         raise ParamError(
             f"Param bestMetric is {metric!r}, and bestMode is not set. Set bestMode to 'min' if smaller values of "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from sparkdl.estimators.ready_made.params import _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import rectangular_array
+from sparkdl.model.named_metrics import OF_CLASSES
 from sparkdl.model.predictor import Answer, Predictor, called
 from sparkdl.networks.tabular import TabularInputs
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.saved_model import SavedModel
+    from sparkdl.training.metrics import Metric
     from sparkdl.training.spec import AugmentFunction
 
 
@@ -57,12 +59,14 @@ class Recipe:
             columns unchanged.
         loss: loss of the training.
         augment: function that changes batches in training; None for no changes.
+        num_classes: number of classes; None if the model predicts numbers.
     """
 
     network: nn.Module
     prepare: PrepareFunction | None
     loss: nn.Module
     augment: AugmentFunction | None = None
+    num_classes: int | None = None
 
 
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[Any]):
@@ -70,6 +74,9 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
 
     vector_dtype = "float32"
     """Dtype in which Spark ML vectors are stored."""
+
+    own_metrics: ClassVar[tuple[str, ...]] = OF_CLASSES
+    """Names of the metrics of a fit whose Param ``metrics`` is not set."""
 
     setFeaturesCol = HasFeatureColumns.setFeaturesCol
 
@@ -122,8 +129,23 @@ class _LearningEstimator(TorchEstimator):
     def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> TorchEstimator:
         training, _ = split_rows(self, dataset)
         recipe = self._of.make(dataset, training, spark)
+        metrics = self.getOrDefault(self.metrics) if self.isSet(self.metrics) else [*self.getMetrics()]
+        if not self.isSet(self.metrics) and recipe.num_classes not in (None, 2):
+            metrics.remove("auroc")
         return self.copy()._set(
-            model=recipe.network, prepareFeatures=recipe.prepare, loss=recipe.loss, augment=recipe.augment
+            model=recipe.network,
+            prepareFeatures=recipe.prepare,
+            loss=recipe.loss,
+            augment=recipe.augment,
+            metrics=metrics,
+        )
+
+    def getMetrics(self) -> dict[str, Metric | str]:
+        """Return the metrics by name; those of the estimator's kind if they are not set."""
+        return (
+            super().getMetrics()
+            if self.isSet(self.metrics)
+            else {name: name for name in self._of.own_metrics}
         )
 
     check_values = TorchEstimator.check_settings

@@ -414,7 +414,7 @@ class ImageClassifier(
             )
         done = self.getAugmentation()
         augment = ImageAugmentation(column=name, flips="flip" in done, crops="crop" in done) if done else None
-        return Recipe(network, inputs, nn.CrossEntropyLoss(), augment)
+        return Recipe(network, inputs, nn.CrossEntropyLoss(), augment, num_classes=num_classes)
 
     def _scales(self, inputs: ImageInputs, dataset: ParquetDataset, training: RowChoice | None) -> Any:
         chosen = self.getNormalization()

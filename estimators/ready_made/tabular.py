@@ -225,7 +225,8 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
                 output_deviation=deviation,
             )
         loss = StandardizedMSELoss(deviation) if is_regression else nn.CrossEntropyLoss()
-        return Recipe(network, None if table.is_plain else table.inputs, loss)
+        inputs = None if table.is_plain else table.inputs
+        return Recipe(network, inputs, loss, num_classes=None if is_regression else num_outputs)
 
 
 @with_arguments(ClassArguments, featuresCol=_FEATURES)
@@ -279,6 +280,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
     """
 
     model_class = TorchRegressionModel
+    own_metrics = ("rmse", "r2")
 
     @keyword_only
     def __init__(

@@ -316,7 +316,7 @@ class TextClassifier(
                 dropout=self.getDropout(),
                 num_outputs=num_classes,
             )
-        return Recipe(network, inputs, nn.CrossEntropyLoss())
+        return Recipe(network, inputs, nn.CrossEntropyLoss(), num_classes=num_classes)
 
     def path_of_pretrained(self) -> str | None:
         """Return the folder of the pretrained model, or None."""
@@ -332,4 +332,4 @@ class TextClassifier(
                 f"Param maxLength is {max_length}, and the model in {folder!r} takes {inputs.max_length} tokens at "
                 f"most. Lower maxLength to {inputs.max_length}."
             )
-        return Recipe(network, inputs, nn.CrossEntropyLoss())
+        return Recipe(network, inputs, nn.CrossEntropyLoss(), num_classes=num_classes)

@@ -49,7 +49,9 @@ def call_named(entry: JobEntry, path: str, around: AbstractContextManager[None])
     return _without_arguments(value, arguments)
 
 
-def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) -> Any:
+def named_object(
+    entry: JobEntry, path: str, *, makes_instances: bool = True, takes_names: bool = False
+) -> Any:
     """Return the Python object for a value of a Param.
 
     Texts, and mappings with ``import``, are imports. Lists and other mappings contain such values. All other values
@@ -59,6 +61,7 @@ def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) ->
         entry: value of the Param.
         path: key of the entry, used in error messages.
         makes_instances: whether a class stands for an instance; otherwise it counts as a function.
+        takes_names: whether texts without a colon are not imports but names that the Param knows, such as ``adamw``.
 
     Raises:
         JobFileError: if the import or the call of a class fails.
@@ -66,15 +69,15 @@ def named_object(entry: JobEntry, path: str, *, makes_instances: bool = True) ->
     value = entry.value
     if isinstance(value, list):
         return [
-            named_object(item, f"{path}[{index}]", makes_instances=makes_instances)
+            named_object(item, f"{path}[{index}]", makes_instances=makes_instances, takes_names=takes_names)
             for index, item in enumerate(value)
         ]
     if isinstance(value, dict) and IMPORT not in value:
         return {
-            key: named_object(item, f"{path}.{key}", makes_instances=makes_instances)
+            key: named_object(item, f"{path}.{key}", makes_instances=makes_instances, takes_names=takes_names)
             for key, item in value.items()
         }
-    if not isinstance(value, dict | str):
+    if not isinstance(value, dict | str) or (takes_names and isinstance(value, str) and ":" not in value):
         return value
     imported, arguments = _named(entry, path)
     if isinstance(imported, type) and makes_instances:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _FACTORIES = ("optimizer", "scheduler")
 """Params that take a function that each rank calls; the function may be a class."""
 
+_NAMED = ("optimizer", "loss", "scheduler", "metrics")
+"""Params whose values may be names that they know, such as ``adamw``, ``cross_entropy`` and ``accuracy``."""
+
 
 def make_estimator(job: TrainingJob) -> Any:
     """Return the estimator with all Params of the job, checked as far as possible without rows.
@@ -63,7 +66,9 @@ def _set(estimator: Any, name: str, entry: JobEntry) -> None:
     if not estimator.hasParam(name):
         pass  # setParams() raises, and names the existing Params
     elif estimator.getParam(name).holds_object:
-        value = named_object(entry, f"params.{name}", makes_instances=name not in _FACTORIES)
+        value = named_object(
+            entry, f"params.{name}", makes_instances=name not in _FACTORIES, takes_names=name in _NAMED
+        )
     try:
         estimator.setParams(**{name: value})
     except ParamError as error:

@@ -28,7 +28,7 @@ PredictionKind: TypeAlias = Literal[
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _IGNORE_INDEX_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _DEFAULT_IGNORE_INDEX = -100
-_MODULE_OF_FUNCTION: dict[object, type[nn.Module]] = {
+_MODULE_OF_FUNCTION: dict[Callable[..., Tensor], type[nn.Module]] = {
     functional.binary_cross_entropy: nn.BCELoss,
     functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
     functional.cross_entropy: nn.CrossEntropyLoss,
@@ -38,6 +38,13 @@ _MODULE_OF_FUNCTION: dict[object, type[nn.Module]] = {
     functional.nll_loss: nn.NLLLoss,
     functional.smooth_l1_loss: nn.SmoothL1Loss,
 }
+
+LOSSES_BY_NAME: dict[str, type[nn.Module]] = {
+    name: module
+    for function, module in _MODULE_OF_FUNCTION.items()
+    for name in {function.__name__, function.__name__.removesuffix("_loss")}
+}
+"""Losses of torch by the names of their functions, with and without ``_loss``, such as ``mse`` and ``mse_loss``."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Metrics of a pass over rows: accumulated on each rank and combined over all ranks once, at the end.
 
-A metric is a function of ``(outputs, targets)``, or a metric of torchmetrics, which keeps states of its own. This is
-the only module that uses torchmetrics. Ranks exchange the states once, at the end of a pass, and each state is combined
-as the metric defines. torchmetrics itself uses one collective per state, at a time that each rank chooses for itself.
+A metric is a function of ``(outputs, targets)``, a named one that follows from sums over rows, or a metric of
+torchmetrics, which keeps states of its own. Ranks exchange sums and states once, at the end of a pass, and each state
+is combined as the metric defines. torchmetrics itself uses one collective per state, at a time that each rank chooses.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.errors import ParamError, TrainingError
 from sparkdl.foreign_errors import errors_as
+from sparkdl.model.named_metrics import LibraryMetric, RowSums
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from sparkdl.collective import Communicator
     from sparkdl.training.objective import Evaluation
 
@@ -45,6 +48,7 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
     Raises:
         ParamError: if a factory fails or makes something other than a metric, or if the metric holds other metrics.
     """
+    prepare = metric.arguments if isinstance(metric, LibraryMetric) else None
     if not _is_of_torchmetrics(metric):
         if not is_factory(metric):
             return None
@@ -61,7 +65,7 @@ def make_state_metric(name: str, metric: Any, device: torch.device) -> StateMetr
             f"Metric {name!r} is a {type(metric).__name__}, which consists of other metrics. Their states cannot be "
             "merged over the ranks. Pass each of these metrics separately, under its own name."
         )
-    return StateMetric(name, metric, device)
+    return StateMetric(name, metric, device, prepare)
 
 
 def is_factory(metric: Callable[..., Any]) -> bool:
@@ -86,10 +90,14 @@ class StateMetric:
         name: name of the metric, used in error messages.
         metric: metric of torchmetrics.
         device: device of the model.
+        prepare: function that makes the metric's arguments of outputs and labels; None to pass them on, labels of a
+            classification metric as integers.
     """
 
-    def __init__(self, name: str, metric: Any, device: torch.device) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, metric: Any, device: torch.device, prepare: Callable[..., Any] | None = None
+    ) -> None:
+        self._name, self._prepare = name, prepare
         self._metric = copy.deepcopy(metric).to(device)
         self._metric.reset()
         # Otherwise compute() gathers the states by torch.distributed, which merge() does here.
@@ -108,7 +116,9 @@ class StateMetric:
         A binary metric takes one score per row: of two class scores it gets the probability of the second class.
         """
         del rows
-        if isinstance(targets, Tensor):
+        if self._prepare is not None:
+            outputs, targets = self._prepare(outputs, targets)
+        elif isinstance(targets, Tensor):
             if self._wants_integers and targets.is_floating_point():
                 targets = targets.long()
             if (
@@ -172,23 +182,21 @@ def _is_of_torchmetrics(value: Any) -> bool:
     return library is not None and isinstance(value, library.Metric | library.MetricCollection)
 
 
-Metric: TypeAlias = Callable[..., Any]
+Metric: TypeAlias = Callable[..., Any] | RowSums
 """A function of ``(outputs, targets)`` that returns one value per row or their mean; a metric of torchmetrics, which
-is copied; or a function without arguments, or a class, that makes such a metric."""
+is copied; a function without arguments, or a class, that makes such a metric; or sums over rows."""
 
 
 class MeanMetric:
     """The mean over rows of what a function returns for batches.
 
     Attributes:
-        total: sum over the rows, a float64 tensor that stays on the device until it is read.
-        rows: number of rows.
+        sums: the sum over the rows and their number, float64, on the device until they are read.
     """
 
-    def __init__(self, name: str, function: Metric, device: torch.device) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], device: torch.device) -> None:
         self._name, self._function = name, function
-        self.total = torch.zeros((), dtype=torch.float64, device=device)
-        self.rows = 0
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add(self, outputs: Any, targets: Any, rows: int) -> None:
         """Add a batch. Where the function returns several values per row, their mean is the value of the row.
@@ -196,14 +204,82 @@ class MeanMetric:
         Raises:
             ParamError: if the function returns neither one value nor one per row.
         """
-        value = torch.as_tensor(self._function(outputs, targets)).detach().to(self.total)
+        value = torch.as_tensor(self._function(outputs, targets)).detach().to(self.sums)
         if value.ndim and value.shape[0] != rows:
             raise ParamError(
                 f"Metric {self._name!r} returned shape {tuple(value.shape)} for {rows} rows. "
                 "Return one value per row, or their mean."
             )
-        self.total += value * rows if value.ndim == 0 else value.reshape(rows, -1).mean(dim=1).sum()
-        self.rows += rows
+        self.sums[0] += value * rows if value.ndim == 0 else value.reshape(rows, -1).mean(dim=1).sum()
+        self.sums[1] += rows
+
+    def value(self, sums: npt.NDArray[np.float64]) -> float:
+        """Return the mean, from the sums of all ranks."""
+        return float(sums[0] / sums[1]) if sums[1] else float("nan")
+
+
+class SummedMetric:
+    """A named metric that follows from sums over rows.
+
+    Attributes:
+        sums: the sums so far, float64, on the device until they are read.
+    """
+
+    def __init__(self, metric: RowSums, device: torch.device) -> None:
+        self.value = metric.value
+        self._add = metric.add
+        self.sums = torch.zeros(metric.size, dtype=torch.float64, device=device)
+
+    def add(self, batch: _Pair) -> None:
+        """Add a batch."""
+        self._add(self.sums, *batch)
+
+
+_Pair: TypeAlias = tuple[Tensor, Tensor]
+"""Outputs and targets of a batch."""
+
+_ROWS_AT_ONCE, _MOST_AT_ONCE = 4096, 1 << 16
+"""Rows, and numbers in the outputs, that batches have together before they are added to the sums: ten small operations
+per metric would take a tenth of the step of a small model."""
+
+
+class _WaitingBatches:
+    """Copies of batches that are not yet added to the sums of the named metrics."""
+
+    def __init__(self) -> None:
+        self._batches: list[_Pair] = []
+        self._rows = 0
+
+    def add(self, outputs: Tensor, targets: Tensor) -> list[_Pair]:
+        """Add a batch; return the batches, joined, that wait no longer."""
+        complete: list[_Pair] = []
+        if self._batches:
+            first, labels = self._batches[0]
+            if first.shape[1:] != outputs.shape[1:] or labels.shape[1:] != targets.shape[1:]:
+                complete = self.take()  # such as sequences of another length
+        self._batches.append((outputs.clone(), targets.clone()))
+        self._rows += len(outputs)
+        if self._rows >= _ROWS_AT_ONCE or self._rows * outputs[0].numel() >= _MOST_AT_ONCE:
+            complete += self.take()
+        return complete
+
+    def take(self) -> list[_Pair]:
+        """Return all batches joined into one, none if there are none."""
+        batches, self._batches, self._rows = self._batches, [], 0
+        if not batches:
+            return []
+        outputs, targets = zip(*batches, strict=True)
+        return [(torch.cat(outputs), torch.cat(targets))]
+
+    def state(self) -> list[list[Tensor]]:
+        """Return copies of the batches in host memory."""
+        copied: list[list[Tensor]] = copy_to_host([list(batch) for batch in self._batches], "waiting batches")
+        return copied
+
+    def load(self, state: list[list[Tensor]], device: torch.device) -> None:
+        """Add what :meth:`state` returned."""
+        self._batches += [(outputs.to(device), targets.to(device)) for outputs, targets in state]
+        self._rows = sum(len(outputs) for outputs, _ in self._batches)
 
 
 class EpochMetrics:
@@ -218,13 +294,17 @@ class EpochMetrics:
     """
 
     def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
-        self._means: dict[str, MeanMetric] = {}
+        self._device, self._names = device, tuple(metrics)
+        self._waiting = _WaitingBatches()
+        self._named: dict[str, SummedMetric] = {}
+        self._sums: dict[str, MeanMetric | SummedMetric] = {}
         self._states: dict[str, StateMetric] = {}
         self._running: dict[str, MeanMetric | StateMetric] = {}
         for name, metric in metrics.items():
-            made = make_state_metric(name, metric, device)
-            if made is None:
-                self._running[name] = self._means[name] = MeanMetric(name, metric, device)
+            if isinstance(metric, RowSums):
+                self._sums[name] = self._named[name] = SummedMetric(metric, device)
+            elif (made := make_state_metric(name, metric, device)) is None:
+                self._running[name] = self._sums[name] = MeanMetric(name, metric, device)
             else:
                 self._running[name] = self._states[name] = made
 
@@ -235,6 +315,8 @@ class EpochMetrics:
             TrainingError: if a metric fails; the message names it.
             ParamError: if a function returns neither one value nor one per row.
         """
+        if self._named:
+            self._count(self._waiting.add(evaluation.outputs.detach(), evaluation.targets))
         for name, metric in self._running.items():
             with errors_as(TrainingError, f"Metric {name!r} failed"), torch.no_grad():
                 outputs, targets = tree_map_only(
@@ -242,28 +324,39 @@ class EpochMetrics:
                 )
                 metric.add(outputs, targets, rows)
 
+    def _count(self, batches: list[_Pair]) -> None:
+        """Add batches to the sums of the named metrics."""
+        for batch in batches:
+            for name, metric in self._named.items():
+                with errors_as(TrainingError, f"Metric {name!r} failed"):
+                    metric.add(batch)
+
     def try_to_compute(self) -> None:
-        """Compute the metrics of torchmetrics over the batches so far, as at the end of a pass on one rank.
+        """Compute the metrics over the batches so far, as at the end of a pass on one rank.
 
         Raises:
             TrainingError: if a metric fails, chained from its error, or is not one number.
+            ParamError: if a named metric does not fit outputs and labels.
         """
+        self._count(self._waiting.take())
         for metric in self._states.values():
             metric.merge(metric.states())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and states of this rank so far, waiting for the device."""
         return {
-            "means": {name: [float(mean.total), mean.rows] for name, mean in self._means.items()},
+            "sums": {name: metric.sums.cpu().clone() for name, metric in self._sums.items()},
+            "waiting": self._waiting.state(),
             "states": {name: metric.states() for name, metric in self._states.items()},
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from states that :meth:`state_dict` returned on one or more ranks; other metrics start empty."""
-        for name, mean in self._means.items():
-            for total, rows in (state["means"][name] for state in states if name in state["means"]):
-                mean.total += total
-                mean.rows += rows
+        for name, summed in self._sums.items():
+            for sums in (state["sums"][name] for state in states if name in state["sums"]):
+                summed.sums += sums.to(summed.sums)
+        for state in states:
+            self._waiting.load(state["waiting"] if self._named else [], self._device)
         for name, metric in self._states.items():
             metric.take([of_rank for state in states for of_rank in state["states"].get(name, ())])
 
@@ -275,15 +368,16 @@ class EpochMetrics:
         Raises:
             TrainingError: if a metric fails; the message names it.
         """
+        self._count(self._waiting.take())
         states = {name: metric.states() for name, metric in self._states.items()}
-        means = list(self._means.values())
-        sums = np.array([*further, *(float(mean.total) for mean in means), *(mean.rows for mean in means)])
+        summed = [metric.sums.cpu().numpy() for metric in self._sums.values()]
+        sums = np.concatenate([further, *summed])
         if communicator.world_size > 1 and len(sums):
             communicator.allreduce(sums, op="sum")
-        totals = sums[len(further) :].reshape(2, -1)
+        ends = len(further) + np.cumsum([0, *map(len, summed)])
         values = {
-            name: float(total / rows) if rows else float("nan")
-            for name, total, rows in zip(self._means, *totals, strict=True)
+            name: metric.value(sums[start:stop])
+            for (name, metric), start, stop in zip(self._sums.items(), ends, ends[1:], strict=False)
         }
         per_rank = [states]
         if communicator.world_size > 1 and states:
@@ -295,6 +389,4 @@ class EpochMetrics:
             ]
         for name, metric in self._states.items():
             values[name] = metric.merge([state for states in per_rank for state in states[name]])
-        return {name: values[name] for name in self._running}, [
-            float(value) for value in sums[: len(further)]
-        ]
+        return {name: values[name] for name in self._names}, [float(value) for value in sums[: len(further)]]

@@ -85,6 +85,15 @@ def test_a_table_of_categories_alone_is_fitted_and_saved(people, tmp_path):
     )
 
 
+def test_a_classifier_of_two_classes_reports_accuracy_and_auroc_unasked(people, classified):
+    _, model = classified
+    assert [*model.history[-1].metrics] == ["accuracy", "auroc"]
+    assert model.history[-1].metrics["accuracy"] > 0.95
+    assert model.history[-1].metrics["auroc"] > 0.99
+    right = model.transform(people).where("prediction = label").count()
+    assert right / people.count() == pytest.approx(model.history[-1].metrics["accuracy"], abs=0.05)
+
+
 def test_prediction_of_a_single_row_equals_transform(people, classified):
     _, model = classified
     assert (model.numClasses, model.numFeatures) == (2, 7)

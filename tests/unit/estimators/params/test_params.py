@@ -153,11 +153,20 @@ STEP = {"loss": None, "trainStep": max}
         ({"callbacks": Callback()}, r"callbacks must be a list of .*\.Callback; got a Callback"),
         ({"callbacks": [print]}, "callbacks holds a builtin_function"),
         ({"callbacks": [Callback]}, "holds the class Callback, not one of its instances"),
-        ({"metrics": [max]}, r"metrics must be a dict, such as .*; got a list\.$"),
+        (
+            {"metrics": [max]},
+            r"metrics must be a list of names, such as .*; got \[<built-in function max>\]\.$",
+        ),
+        ({"metrics": ["acuracy"]}, "no metric 'acuracy'.* Did you mean 'accuracy'"),
+        ({"optimizer": "adamv"}, "optimizer is 'adamv'.* Did you mean 'adam'"),
+        ({"loss": "cross-entropy"}, "loss is 'cross-entropy'.* Did you mean 'cross_entropy'"),
+        ({"scheduler": "cosin"}, "scheduler is 'cosin'.* Did you mean 'cosine'"),
+        ({"learningRate": 0.1}, "learningRate is 0.1, and the function of Param optimizer has its own"),
         ({"metrics": {"loss": max}}, "metrics has a metric named 'loss', which is reserved"),
         ({"metrics": {"val_f1": max}}, "has a metric named 'val_f1', which is reserved"),
         ({"metrics": {"f1/macro": max}}, "has a metric named 'f1/macro'. Use a name of letters"),
-        ({"metrics": {"f1": "f1"}}, r"Metric 'f1' must be a function of .*; got a str\.$"),
+        ({"metrics": {"f1": 1}}, r"Metric 'f1' must be a function of .*; got a int\.$"),
+        ({"metrics": {"f1": "f1"}}, "no metric 'f1'.* such as 'f1_score'"),
     ],
 )
 def test_values_that_cannot_work_are_named(changes, message):

@@ -128,7 +128,7 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     params.check_values()
     params = params.learn(dataset)
     assert params.getOptimizer().keywords["lr"] == 5e-5
-    assert params.further_params()["learningRate"] == 5e-5
+    assert params.getLearningRate() == 5e-5
     assert estimator.getLearningRate() == 1e-3
     inputs = prepare_fit(params, dataset)
     network = inputs.spec.model.model

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sparkdl.lazy import loader
 
 if TYPE_CHECKING:
+    from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation
     from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, TorchRegressionModel
     from sparkdl.estimators.ready_made.images import ImageClassifier
     from sparkdl.estimators.ready_made.language import LanguageModel, LanguageModelModel
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 # Each name imports its module on first use: importing pyspark.ml and pandas takes more than half a second.
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
+    "ClassificationEvaluation": "sparkdl.estimators.evaluation",
     "FitContext": "sparkdl.training.callbacks",
     "ImageClassifier": "sparkdl.estimators.ready_made.images",
     "LanguageModel": "sparkdl.estimators.ready_made.language",
     "LanguageModelModel": "sparkdl.estimators.ready_made.language",
     "PerplexityEvaluator": "sparkdl.estimators.ready_made.language_evaluator",
+    "RegressionEvaluation": "sparkdl.estimators.evaluation",
     "TextClassifier": "sparkdl.estimators.ready_made.text",
     "TorchClassificationModel": "sparkdl.estimators.ready_made.estimator",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
@@ -44,11 +47,13 @@ _MODULES = {
 
 __all__ = [
     "Callback",
+    "ClassificationEvaluation",
     "FitContext",
     "ImageClassifier",
     "LanguageModel",
     "LanguageModelModel",
     "PerplexityEvaluator",
+    "RegressionEvaluation",
     "TextClassifier",
     "TorchClassificationModel",
     "TorchClassifier",

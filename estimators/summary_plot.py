@@ -1,4 +1,4 @@
-"""Plots of the history of a fit. The only module here that needs matplotlib (the extra ``plot``). On the *driver*."""
+"""Plots of the history of a fit and of an evaluation, the only module here that needs matplotlib. On the *driver*."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import io
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    import numpy.typing as npt
     from matplotlib.axes import Axes
 
     from sparkdl.training.history import EpochRecord
@@ -88,6 +90,44 @@ def _draw_time(axes: Axes, history: Sequence[EpochRecord]) -> None:
         axes.bar(epochs, validation, bottom=bottom, color="lightgrey", label="validation")
     axes.set_title("seconds, mean of the ranks")
     axes.legend()
+
+
+def plot_classes(
+    confusion: npt.NDArray[np.int64],
+    labels: Sequence[object],
+    curves: Mapping[tuple[str, str], npt.NDArray[np.float64]],
+) -> Figure:
+    """Draw a confusion matrix, and curves beside it.
+
+    Args:
+        confusion: number of rows by label and prediction.
+        labels: labels in the order of the matrix.
+        curves: points of each curve, shape ``(points, 2)``, by the names of its axes.
+    """
+    size = min(12.0, max(4.5, 0.45 * len(labels) + 2))
+    figure = ShownFigure(figsize=(size + 1 + 4.5 * len(curves), max(4.5, size)), layout="constrained")
+    panels = figure.subplots(1, 1 + len(curves), squeeze=False)[0]
+    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    axes = panels[0]
+    picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(picture, ax=axes, label="share of the label's rows", shrink=0.8)
+    if len(labels) <= 30:
+        axes.set_xticks(range(len(labels)), map(str, labels), rotation=90 if len(labels) > 6 else 0)
+        axes.set_yticks(range(len(labels)), map(str, labels))
+    if len(labels) <= 15:
+        for (row, column), count in np.ndenumerate(confusion):
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+    axes.set_xlabel("prediction")
+    axes.set_ylabel("label")
+    for panel, ((x_name, y_name), points) in zip(panels[1:], curves.items(), strict=True):
+        panel.plot(points[:, 0], points[:, 1])
+        panel.set_xlabel(x_name)
+        panel.set_ylabel(y_name)
+        panel.set_xlim(0, 1)
+        panel.set_ylim(0, 1.02)
+        panel.grid(alpha=0.3)
+    return figure
 
 
 class ShownFigure(Figure):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import Column, DataFrame
 
+    from sparkdl.estimators.evaluation import Evaluation
     from sparkdl.model.inputs import PrepareFunction
 
 T = TypeVar("T", bound="TorchModel")
@@ -170,6 +171,30 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     def summary(self) -> TrainingSummary:
         """History and MLflow run of the fit."""
         return self._summary
+
+    def evaluate(self, dataset: DataFrame, name: str | None = "test") -> Evaluation | dict[str, Evaluation]:
+        """Return how good the predictions for labelled rows are, as models of Spark ML do.
+
+        For classes that is a :class:`~sparkdl.estimators.ClassificationEvaluation`, for numbers a
+        :class:`~sparkdl.estimators.RegressionEvaluation`, with the names of Spark ML's summaries: ``accuracy``,
+        ``recallByLabel``, ``roc``, ``rootMeanSquaredError`` and so on. The model runs once, and Spark sums on the
+        executors. All rows count equally.
+
+        Args:
+            dataset: DataFrame with the feature columns and ``labelCol``.
+            name: word with which the names begin under which metrics and picture are logged to the MLflow run of the
+                fit, if it has one; None to log nothing.
+
+        Returns:
+            The evaluation; with several label columns, a dict of evaluations by label column.
+
+        Raises:
+            DataError: if a column is missing, or no row has both a label and a prediction.
+            ParamError: if the model predicts arrays or texts.
+        """
+        from sparkdl.estimators.evaluation import evaluate
+
+        return evaluate(self, dataset, name)
 
     def _write_folder(self, folder: Path) -> None:
         summary = self.summary

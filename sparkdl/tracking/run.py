@@ -144,8 +144,7 @@ class FitRun:
 
     def log_file(self, path: str, content: bytes) -> None:
         """Write a small file into the artifacts of the run."""
-        encoded = {"path": path, "base64": base64.b64encode(content).decode()}
-        self._sender.put(Message(kind="file", content=encoded))
+        self._sender.put(_file_message(path, content))
 
     def log_folder(self, path: str, folder: Path) -> None:
         """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
@@ -271,6 +270,10 @@ class FitRun:
         )
 
 
+def _file_message(path: str, content: bytes) -> Message:
+    return Message(kind="file", content={"path": path, "base64": base64.b64encode(content).decode()})
+
+
 def _metrics_messages(step: int, metrics: Mapping[str, float]) -> Iterator[Message]:
     now = int(time.time() * 1000)
     finite = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
@@ -290,24 +293,49 @@ def metrics_of_active_run() -> Iterator[Callable[[int, Mapping[str, float]], Non
     if mlflow is None or active is None:
         yield lambda _, __: None
         return
-    client, begun = mlflow.MlflowClient(), BegunRun(active.info.run_id)
+    with _sending_to(active.info.run_id) as put:
+
+        def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
+            for message in _metrics_messages(step, metrics):
+                put(message)
+
+        yield log_metrics
+
+
+def add_to_run(run_id: str, metrics: Mapping[str, float], files: Mapping[str, bytes]) -> None:
+    """Add metrics and files to a run that may have ended, such as that of the fit of a model.
+
+    A thread sends them. What the server has not taken after ten seconds is lost, with a warning.
+    """
+    with _sending_to(run_id) as put:
+        for message in _metrics_messages(0, metrics):
+            put(message)
+        for path, content in files.items():
+            put(_file_message(path, content))
+
+
+@contextmanager
+def _sending_to(run_id: str) -> Iterator[Callable[[Message], None]]:
+    """Give a function that has messages sent to a run, until ten seconds after the end of the block."""
+    import mlflow
+
+    client, begun = mlflow.MlflowClient(), BegunRun(run_id)
 
     def send(message: Message) -> None:
         deliver(client, begun, message, None, {})
 
     def lose(messages: list[Message]) -> None:
-        _logger.warning(
-            "MLflow has not taken %d messages with metrics of run %s.", len(messages), begun.run_id
-        )
+        kinds = ", ".join(sorted({message.kind for message in messages}))
+        _logger.warning("MLflow has not taken %d messages (%s) of run %s.", len(messages), kinds, run_id)
 
-    sender = Sender(send, spill=lose, warn=_logger.warning, name=f"run {begun.run_id}")
-
-    def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
-        for message in _metrics_messages(step, metrics):
-            sender.put(message)
-
+    sender = Sender(
+        send,
+        spill=lose,
+        warn=_logger.warning,
+        name=f"run {run_id}",
+    )
     try:
-        yield log_metrics
+        yield sender.put
     finally:
         sender.wait(_WAIT_AT_END_S)
         if left := sender.close():

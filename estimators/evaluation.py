@@ -1,0 +1,403 @@
+"""How good the predictions of a model are on labelled rows: ``TorchModel.evaluate``. Runs on the *driver*.
+
+Spark counts and sums on the executors: the driver gets the confusion matrix, rows per score, or five sums. Names are
+those of Spark ML's summaries of classification and regression.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import functions as F
+
+from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.spark.columns import check_case, check_frame, quoted
+from sparkdl.data.spark.reading import reading_job
+from sparkdl.errors import DataError, ParamError
+from sparkdl.model.predictor import has_scores
+from sparkdl.tracking import add_to_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.model.signature import ModelOutput
+
+
+class Evaluation(ABC):
+    """How good the predictions for one label column are."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, as they are logged to MLflow."""
+
+    def __str__(self) -> str:
+        """Return a text with a metric per line."""
+        width = max(map(len, self.metrics))
+        return "\n".join(f"{name.ljust(width)}  {value:.6g}" for name, value in self.metrics.items())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClassificationEvaluation(Evaluation):
+    """How good the predicted classes are. ``print`` shows the metrics.
+
+    Attributes:
+        labels: labels of the classes: those of the model, then others that rows have.
+        confusion: number of rows, int64 of shape ``(labels, labels)``, by their label and then by their prediction.
+        numLeftOut: number of rows without a label or without a prediction, which do not count.
+    """
+
+    labels: tuple[Any, ...]
+    confusion: npt.NDArray[np.int64]
+    numLeftOut: int
+    _scored: npt.NDArray[np.int64] | None = field(default=None)
+    """Of two classes: rows of the first and of the second class, shape ``(2, scores)``, by descending score."""
+    _spark: SparkSession | None = field(default=None)
+
+    @property
+    def numInstances(self) -> int:
+        """Number of rows that count."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the rows whose class is predicted."""
+        return float(np.trace(self.confusion) / self.confusion.sum())
+
+    @property
+    def precisionByLabel(self) -> list[float]:
+        """Share of the rows predicted as each label that have it; 0 for a label that is never predicted."""
+        return _shares(np.diag(self.confusion), self.confusion.sum(axis=0))
+
+    @property
+    def recallByLabel(self) -> list[float]:
+        """Share of the rows with each label that are predicted as such; 0 for a label that no row has."""
+        return _shares(np.diag(self.confusion), self.confusion.sum(axis=1))
+
+    def fMeasureByLabel(self, beta: float = 1.0) -> list[float]:
+        """Return for each label the weighted harmonic mean of precision and recall; recall counts ``beta`` times."""
+        square = beta * beta
+        return [
+            (1 + square) * precision * recall / (square * precision + recall) if precision + recall else 0.0
+            for precision, recall in zip(self.precisionByLabel, self.recallByLabel, strict=True)
+        ]
+
+    def _weighted(self, by_label: Sequence[float]) -> float:
+        return float(np.average(by_label, weights=self.confusion.sum(axis=1)))
+
+    @property
+    def weightedPrecision(self) -> float:
+        """Mean of the labels' precisions, weighted by their numbers of rows."""
+        return self._weighted(self.precisionByLabel)
+
+    @property
+    def weightedRecall(self) -> float:
+        """Mean of the labels' recalls, weighted by their numbers of rows; equal to the accuracy."""
+        return self._weighted(self.recallByLabel)
+
+    def weightedFMeasure(self, beta: float = 1.0) -> float:
+        """Return the mean of the labels' F-measures, weighted by their numbers of rows."""
+        return self._weighted(self.fMeasureByLabel(beta))
+
+    @property
+    def areaUnderROC(self) -> float:
+        """Area under the ROC curve of two classes; NaN if a class has no rows."""
+        rates = self._curve("FPR", "TPR")
+        return _area(rates)
+
+    @property
+    def areaUnderPR(self) -> float:
+        """Area under the precision-recall curve of two classes, by trapezoids as in Spark ML."""
+        rates = self._curve("recall", "precision")
+        return _area(rates)
+
+    @property
+    def roc(self) -> DataFrame:
+        """The ROC curve of two classes: a DataFrame with the columns ``FPR`` and ``TPR``."""
+        return self._frame("FPR", "TPR")
+
+    @property
+    def pr(self) -> DataFrame:
+        """The precision-recall curve of two classes: a DataFrame with the columns ``recall`` and ``precision``."""
+        return self._frame("recall", "precision")
+
+    def _frame(self, *names: str) -> DataFrame:
+        assert self._spark is not None, "evaluate() sets it"
+        return self._spark.createDataFrame(
+            self._curve(*names).tolist(), ", ".join(f"{name} double" for name in names)
+        )
+
+    def _curve(self, *names: str) -> npt.NDArray[np.float64]:
+        """Return the points of a curve by descending score, shape ``(points, names)``.
+
+        Raises:
+            ParamError: if the model has not two classes with scores.
+        """
+        if self._scored is None:
+            raise ParamError(
+                f"There is no curve of {len(self.labels)} classes without a score for each: it takes two classes and a "
+                "model with rawPredictionCol."
+            )
+        false, true = np.cumsum(self._scored, axis=1).astype(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            points = {
+                "FPR": np.concatenate([[0.0], false / false[-1]]),
+                "TPR": np.concatenate([[0.0], true / true[-1]]),
+                "recall": np.concatenate([[0.0], true / true[-1]]),
+                "precision": np.concatenate([[true[0] / (true[0] + false[0])], true / (true + false)]),
+            }
+        return np.stack([points[name] for name in names], axis=1)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Accuracy, weighted precision, recall and F1, and for two classes the areas under both curves."""
+        values = {
+            "accuracy": self.accuracy,
+            "weightedPrecision": self.weightedPrecision,
+            "weightedRecall": self.weightedRecall,
+            "f1": self.weightedFMeasure(),
+        }
+        if self._scored is not None:
+            values |= {"areaUnderROC": self.areaUnderROC, "areaUnderPR": self.areaUnderPR}
+        return values
+
+    def __str__(self) -> str:
+        """Return a text with the metrics, and with precision, recall and F1 of up to 20 labels."""
+        head = f"{self.numInstances:,} rows, {len(self.labels)} classes"
+        head += f"; {self.numLeftOut:,} rows without label or prediction" if self.numLeftOut else ""
+        width = max(5, *(len(str(label)) for label in self.labels[:20]))
+        rows = [f"{'label'.ljust(width)}  precision  recall      f1        rows"]
+        for label, precision, recall, f1, count in zip(
+            self.labels,
+            self.precisionByLabel,
+            self.recallByLabel,
+            self.fMeasureByLabel(),
+            self.confusion.sum(axis=1),
+            strict=True,
+        ):
+            rows.append(f"{str(label).ljust(width)}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:10,}")
+        more = [f"and {len(self.labels) - 20} more"] if len(self.labels) > 20 else []
+        return "\n".join([head, "", super().__str__(), "", *rows[:21], *more])
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of the confusion matrix, and for two classes of both curves.
+
+        A notebook displays the figure; elsewhere use ``plot().savefig("test.png")``.
+
+        Raises:
+            ImportError: if matplotlib (the extra ``plot``) is not installed.
+        """
+        try:
+            from sparkdl.estimators.summary_plot import plot_classes
+        except ImportError as error:
+            raise ImportError(
+                "plot() needs matplotlib, which is not installed here: pip install matplotlib."
+            ) from error
+        curves = {}
+        if self._scored is not None:
+            curves = {
+                ("false positive rate", "true positive rate"): self._curve("FPR", "TPR"),
+                ("recall", "precision"): self._curve("recall", "precision"),
+            }
+        return plot_classes(self.confusion, self.labels, curves)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RegressionEvaluation(Evaluation):
+    """How good predicted numbers are. ``print`` shows the metrics.
+
+    Attributes:
+        numInstances: number of rows that count.
+        numLeftOut: number of rows without a label or without a prediction, which do not count.
+        meanAbsoluteError: mean of the errors' absolute values, in the unit of the label.
+        meanSquaredError: mean of the errors' squares.
+        r2: share of the labels' variance that the predictions explain; NaN if all labels are equal.
+    """
+
+    numInstances: int
+    numLeftOut: int
+    meanAbsoluteError: float
+    meanSquaredError: float
+    r2: float
+
+    @property
+    def rootMeanSquaredError(self) -> float:
+        """Root of the mean of the errors' squares, in the unit of the label."""
+        return math.sqrt(self.meanSquaredError)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Errors and R2."""
+        return {
+            "rootMeanSquaredError": self.rootMeanSquaredError,
+            "meanAbsoluteError": self.meanAbsoluteError,
+            "r2": self.r2,
+        }
+
+
+def evaluate(model: TorchModel, dataset: DataFrame, name: str | None) -> Evaluation | dict[str, Evaluation]:
+    """Evaluate a model; see :meth:`sparkdl.estimators.TorchModel.evaluate`."""
+    check_frame(dataset, "evaluate")
+    outputs, labels = model.saved.signature.outputs, model.getLabelCols()
+    if len(labels) != len(outputs):
+        raise ParamError(
+            f"Param labelCol names {len(labels)} columns, and the model has {len(outputs)} outputs: "
+            f"{', '.join(output.name for output in outputs)}."
+        )
+    check_case(dataset, labels)
+    for output, label in zip(outputs, labels, strict=True):
+        if label not in dataset.columns:
+            raise missing_column_error(label, dataset.columns)
+        if output.is_sequence or output.shape:
+            made = "texts" if output.is_sequence else f"arrays of shape {output.shape}"
+            raise ParamError(
+                f"The model predicts {made} for {label!r}, and evaluate takes one class or one number per row. Compare "
+                "them by a function of your own on transform's rows."
+            )
+    rows = _answers(model, dataset, labels)
+    rows = rows.persist() if len(outputs) > 1 else rows
+    evaluations = {}
+    with reading_job(dataset.sparkSession, "evaluating the model"):
+        for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
+            columns = tuple(F.col(f"{part}{index}") for part in ("label", "prediction", "score"))
+            of_label = (
+                _numbers(rows, *columns[:2]) if output.kind == "value" else _classes(rows, output, *columns)
+            )
+            if not of_label.numInstances:
+                raise DataError(
+                    f"None of {of_label.numLeftOut:,} rows has both a label in column {label!r} and a prediction."
+                )
+            evaluations[label] = of_label
+        if len(outputs) > 1:
+            rows.unpersist()
+    if name is not None and model.summary.run_id is not None:
+        _log(model.summary.run_id, evaluations, name)
+    return evaluations if len(outputs) > 1 else evaluations[labels[0]]
+
+
+def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str]) -> DataFrame:
+    """Return the columns ``label0``, ``prediction0`` and ``score0`` of the first output, and so on."""
+    outputs = model.saved.signature.outputs
+    kept = dict.fromkeys([*model.getFeaturesCols(), *labels])
+    prediction, raw = f"_{model.uid}_prediction", f"_{model.uid}_raw"
+    has_raw = any(has_scores(output) for output in outputs)
+    scoring = model.copy().setParams(
+        predictionCol=prediction,
+        predictionType="auto",
+        probabilityCol="",
+        rawPredictionCol=raw if has_raw else "",
+    )
+    scored = scoring.transform(dataset.select(*map(quoted, kept)))
+    columns = []
+    for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
+        of_label = (lambda name, field=output.name: F.col(name)[field]) if len(outputs) > 1 else F.col
+        kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
+        columns += [
+            F.col(quoted(label)).cast(kind).alias(f"label{index}"),
+            of_label(prediction).alias(f"prediction{index}"),
+            (_score(of_label(raw), output) if _is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
+        ]
+    return scored.select(*columns)
+
+
+def _is_scored(output: ModelOutput) -> bool:
+    return has_scores(output) and output.num_classes in (None, 2)
+
+
+_SCORE_BITS = 10
+
+
+def _score(raw: Column, output: ModelOutput) -> Column:
+    """Return the score of the second of two classes, rounded to a mantissa of 10 bits: rows are counted by score."""
+    scores = vector_to_array(raw)
+    score = scores[1] - scores[0]
+    if output.kind == "binary_probability":
+        probability = F.greatest(F.least(scores[1], F.lit(1 - 1e-15)), F.lit(1e-300))
+        score = F.log(probability / (1 - probability))
+    unit = F.pow(F.lit(2.0), F.floor(F.log2(F.abs(score))) - _SCORE_BITS)
+    return F.when(score == 0, 0.0).otherwise(F.round(score / unit) * unit)
+
+
+def _classes(
+    rows: DataFrame, output: ModelOutput, label: Column, prediction: Column, score: Column
+) -> ClassificationEvaluation:
+    counted = rows.groupBy(label, prediction, score).count().collect()
+    complete = [row for row in counted if row[0] is not None and row[1] is not None]
+    known = output.classes or tuple(range(output.num_classes or 2))
+    labels = (
+        *known,
+        *sorted({row[0] for row in complete} - set(known)),
+    )  # and those that no training row has
+    number_of = {value: number for number, value in enumerate(labels)}
+    confusion = np.zeros((len(labels), len(labels)), np.int64)
+    for row in complete:
+        confusion[number_of[row[0]], number_of[row[1]]] += row["count"]
+    scored = None
+    if _is_scored(output) and len(labels) == 2:
+        scores = sorted({row[2] for row in complete}, reverse=True)
+        place = {value: number for number, value in enumerate(scores)}
+        scored = np.zeros((2, len(scores)), np.int64)
+        for row in complete:
+            scored[number_of[row[0]], place[row[2]]] += row["count"]
+    return ClassificationEvaluation(
+        labels=labels,
+        confusion=confusion,
+        numLeftOut=sum(row["count"] for row in counted) - int(confusion.sum()),
+        _scored=scored,
+        _spark=rows.sparkSession,
+    )
+
+
+def _numbers(rows: DataFrame, label: Column, prediction: Column) -> RegressionEvaluation:
+    error = prediction - label
+    total, count, absolute, square, variance = rows.select(
+        F.count(F.lit(1)),
+        F.count(error),
+        F.avg(F.abs(error)),
+        F.avg(error * error),
+        F.var_pop(F.when(error.isNotNull(), label)),
+    ).collect()[0]
+    return RegressionEvaluation(
+        numInstances=count,
+        numLeftOut=total - count,
+        meanAbsoluteError=math.nan if absolute is None else absolute,
+        meanSquaredError=math.nan if square is None else square,
+        r2=1 - square / variance if variance else math.nan,
+    )
+
+
+def _log(run_id: str, evaluations: dict[str, Evaluation], name: str) -> None:
+    """Log metrics, and pictures if matplotlib is installed, to the run of the fit."""
+    metrics, files = {}, {}
+    for label, evaluation in evaluations.items():
+        prefix = name if len(evaluations) == 1 else f"{name}_{label}"
+        metrics |= {f"{prefix}_{metric}": value for metric, value in evaluation.metrics.items()}
+        if isinstance(evaluation, ClassificationEvaluation):
+            picture = io.BytesIO()
+            try:
+                evaluation.plot().savefig(picture, format="png", dpi=120)
+            except ImportError:
+                continue
+            files[f"plots/{prefix}.png"] = picture.getvalue()
+    add_to_run(run_id, metrics, files)
+
+
+def _shares(parts: npt.NDArray[np.int64], wholes: npt.NDArray[np.int64]) -> list[float]:
+    return [float(part / whole) if whole else 0.0 for part, whole in zip(parts, wholes, strict=True)]
+
+
+def _area(points: npt.NDArray[np.float64]) -> float:
+    """Return the area under a curve of points ``(x, y)``, by trapezoids."""
+    x, y = points.T
+    return float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum())

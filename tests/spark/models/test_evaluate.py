@@ -1,0 +1,129 @@
+"""``TorchModel.evaluate`` on a real session: values as scikit-learn computes them, logged to the run of the fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+from torch import nn
+
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators import ClassificationEvaluation, RegressionEvaluation, TorchModel
+
+pytestmark = pytest.mark.no_cluster_needed
+
+NUM_ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def values():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(NUM_ROWS, 3))
+    return features, (features + rng.normal(size=(NUM_ROWS, 3))).argmax(axis=1)
+
+
+@pytest.fixture(scope="module")
+def rows(spark, values):
+    features, labels = values
+    return spark.createDataFrame(
+        [
+            (x.tolist(), int(y), "abc"[y], bool(y == 2), float(x[0] + y))
+            for x, y in zip(features, labels, strict=True)
+        ],
+        "features array<double>, number int, letter string, flag boolean, price double",
+    ).repartition(3)
+
+
+def test_classes_are_evaluated_as_by_scikit_learn(rows, values, tmp_path) -> None:
+    features, labels = values
+    model = TorchModel.from_module(nn.Identity(), example=rows, outputs="class", labelCol="number")
+    found = model.evaluate(rows)
+    predicted = features.argmax(axis=1)
+    assert isinstance(found, ClassificationEvaluation)
+    np.testing.assert_array_equal(found.confusion, sklearn_metrics.confusion_matrix(labels, predicted))
+    assert (found.labels, found.numInstances, found.numLeftOut) == ((0, 1, 2), NUM_ROWS, 0)
+    for average, own in ((None, found.fMeasureByLabel()), ("weighted", found.weightedFMeasure())):
+        assert own == pytest.approx(sklearn_metrics.f1_score(labels, predicted, average=average))
+    assert found.accuracy == sklearn_metrics.accuracy_score(labels, predicted)
+    assert found.weightedPrecision == pytest.approx(
+        sklearn_metrics.precision_score(labels, predicted, average="weighted")
+    )
+    assert "label  precision  recall" in str(found)
+    with pytest.raises(ParamError, match="no curve of 3 classes"):
+        found.roc  # noqa: B018
+    found.plot().savefig(tmp_path / "three.png")
+
+
+@pytest.mark.parametrize("kind", ["binary_logit", "binary_probability", "class"])
+def test_curves_of_two_classes_are_those_of_scikit_learn(rows, values, kind) -> None:
+    features, labels = values
+
+    class Scores(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            scores = rows[:, 2:] - rows[:, :1]
+            if kind == "class":
+                return torch.cat([torch.zeros_like(scores), scores], dim=1)
+            return scores.sigmoid() if kind == "binary_probability" else scores
+
+    model = TorchModel.from_module(
+        Scores(), example=rows, outputs=kind, labelCol="flag", labels=[False, True]
+    )
+    found = model.evaluate(rows)
+    scores = features[:, 2] - features[:, 0]
+    assert found.areaUnderROC == pytest.approx(sklearn_metrics.roc_auc_score(labels == 2, scores), abs=1e-3)
+    assert found.accuracy == np.mean((scores > 0) == (labels == 2))
+    assert found.areaUnderPR == pytest.approx(
+        sklearn_metrics.average_precision_score(labels == 2, scores), abs=0.01
+    )
+    last = found.roc.collect()[-1]
+    assert (last["FPR"], last["TPR"]) == (1.0, 1.0)
+
+
+def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_model(rows) -> None:
+    from pyspark.sql import functions as F
+
+    model = TorchModel.from_module(
+        nn.Identity(), example=rows, outputs="class", labelCol="letter", labels=["a", "b", "c"]
+    )
+    odd = rows.withColumn(
+        "letter", F.when(F.col("letter") == "b", None).when(F.col("letter") == "a", "z").otherwise("c")
+    )
+    found = model.evaluate(odd)
+    assert found.labels == ("a", "b", "c", "z")
+    assert found.numLeftOut == rows.where("letter = 'b'").count()
+    assert found.recallByLabel[3] == 0.0
+    with pytest.raises(DataError, match=r"None of 400 rows has both a label in column 'letter'"):
+        model.evaluate(rows.withColumn("letter", F.lit(None).cast("string")))
+    with pytest.raises(DataError, match="no column 'word'"):
+        model.copy({model.labelCol: "word"}).evaluate(rows)
+
+
+def test_numbers_and_several_outputs_are_evaluated_and_logged_to_the_run(rows, values, tracked: Path) -> None:
+    features, labels = values
+    model = TorchModel.from_module(
+        Both(), example=rows, outputs={"number": "class", "price": "value"}, labelCol=["number", "price"]
+    )
+    with mlflow.start_run() as run:
+        pass
+    model._logged_as(run.info.run_id, None)
+    found = model.evaluate(rows)
+    price = found["price"]
+    assert isinstance(price, RegressionEvaluation)
+    expected = features[:, 0] + labels
+    assert price.r2 == pytest.approx(sklearn_metrics.r2_score(expected, features[:, 0]))
+    assert price.meanAbsoluteError == pytest.approx(labels.mean(), rel=1e-6)
+    assert "rootMeanSquaredError" in str(price)
+    logged = mlflow.get_run(run.info.run_id).data.metrics
+    assert logged["test_price_r2"] == pytest.approx(price.r2)
+    assert logged["test_number_accuracy"] == found["number"].accuracy
+    plots = mlflow.MlflowClient().list_artifacts(run.info.run_id, "plots")
+    assert [plot.path for plot in plots] == ["plots/test_number.png"]
+
+
+class Both(nn.Module):
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"number": rows, "price": rows[:, :1]}

@@ -267,11 +267,11 @@ def evaluate(model: TorchModel, dataset: DataFrame, name: str | None) -> Evaluat
             )
     rows = _answers(model, dataset, labels)
     rows = rows.persist() if len(outputs) > 1 else rows
-    evaluations = {}
+    evaluations: dict[str, Evaluation] = {}
     with reading_job(dataset.sparkSession, "evaluating the model"):
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
             columns = tuple(F.col(f"{part}{index}") for part in ("label", "prediction", "score"))
-            of_label = (
+            of_label: Any = (
                 _numbers(rows, *columns[:2]) if output.kind == "value" else _classes(rows, output, *columns)
             )
             if not of_label.numInstances:
@@ -379,7 +379,8 @@ def _numbers(rows: DataFrame, label: Column, prediction: Column) -> RegressionEv
 
 def _log(run_id: str, evaluations: dict[str, Evaluation], name: str) -> None:
     """Log metrics, and pictures if matplotlib is installed, to the run of the fit."""
-    metrics, files = {}, {}
+    metrics: dict[str, float] = {}
+    files: dict[str, bytes] = {}
     for label, evaluation in evaluations.items():
         prefix = name if len(evaluations) == 1 else f"{name}_{label}"
         metrics |= {f"{prefix}_{metric}": value for metric, value in evaluation.metrics.items()}

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from pyspark.sql import Column, DataFrame
 
-    from sparkdl.estimators.evaluation import Evaluation
     from sparkdl.model.inputs import PrepareFunction
 
 T = TypeVar("T", bound="TorchModel")
@@ -172,7 +171,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         """History and MLflow run of the fit."""
         return self._summary
 
-    def evaluate(self, dataset: DataFrame, name: str | None = "test") -> Evaluation | dict[str, Evaluation]:
+    def evaluate(self, dataset: DataFrame, name: str | None = "test") -> Any:
         """Return how good the predictions for labelled rows are, as models of Spark ML do.
 
         For classes that is a :class:`~sparkdl.estimators.ClassificationEvaluation`, for numbers a

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.lazy import loader
+from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation
@@ -65,4 +65,4 @@ __all__ = [
 ]
 
 
-__getattr__ = loader(__name__, _MODULES)
+__getattr__, __dir__ = attributes(__name__, _MODULES)

@@ -19,7 +19,7 @@ from sparkdl.data.spark.columns import (
     quoted,
     without_decimals,
 )
-from sparkdl.errors import ParamError, ParamTypeError
+from sparkdl.errors import ParamError, ParamTypeError, listed
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
 from sparkdl.estimators.params.table import default_values
@@ -263,7 +263,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         if len(names) != len(expected):
             raise ParamError(
                 f"Param featuresCol names {len(names)} columns, and the model was trained on {len(expected)}: "
-                f"{', '.join(expected)}."
+                f"{listed(expected)}."
             )
         check_case(dataset, names)
         available, num_columns = {field.name: field for field in dataset.schema}, Counter(dataset.columns)

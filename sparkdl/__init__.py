@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.lazy import loader
+from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.mlflow import autolog
@@ -23,4 +23,4 @@ __all__ = ["HorovodRunner", "Runner", "autolog"]
 _MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner", "autolog": "sparkdl.mlflow"}
 
 
-__getattr__ = loader(__name__, _MODULES)
+__getattr__, __dir__ = attributes(__name__, _MODULES)

@@ -308,3 +308,10 @@ def did_you_mean(
     folded = {word.lower(): word for word in known}
     near = difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.6)
     return f"Did you mean {' or '.join(show(folded[word]) for word in near)}?" if near else otherwise
+
+
+def listed(names: Iterable[str], most: int = 10) -> str:
+    """Return names for an error, separated by commas: at most the first ``most``, then the number of the others."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def loader(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package (PEP 562).
+def attributes(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and the ``__dir__`` of a package (PEP 562); the latter is what editors complete.
 
     Args:
         package: name of the package.
@@ -20,4 +22,7 @@ def loader(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name], package), name)
 
-    return load
+    def names() -> list[str]:
+        return sorted({*vars(importlib.import_module(package)), *modules})
+
+    return load, names

@@ -126,7 +126,8 @@ def fit_on_rows(
                     run.check_begun()
                     run.log_params(params_to_log(params, parquet))
                     run.log_dataset(describe_dataset(params, parquet, input_files(rows.df)))
-                listener = FitListener(run, progress, (lambda: None) if lease is None else lease.check)
+                check = (lambda: None) if lease is None else lease.check
+                listener = FitListener(run, progress, check, params.getOnEpoch())
                 communication = None
                 if finished is None:
                     monitor = params.getMonitor()

@@ -18,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparkdl import data
 from sparkdl.collective.torchrun_variables import as_single_rank
 from sparkdl.data import ParquetDataset
-from sparkdl.data.dataset.dataset import listed
 from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import ambiguous_column_error
 from sparkdl.errors import (
@@ -28,6 +27,7 @@ from sparkdl.errors import (
     SerializationError,
     StoreError,
     did_you_mean,
+    listed,
 )
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
@@ -235,7 +235,7 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
     Raises:
         SerializationError: if a Param cannot; the message names it.
     """
-    apart = (params.model, params.metrics, params.callbacks)
+    apart = (params.model, params.metrics, params.callbacks, params.onEpoch)  # the last stays on the driver
     if params.isSet(params.model):
         try:
             split_module(params.getModel(), with_meta=params.getInitialWeights() is not None)

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sparkdl.training.history import EPOCH_METRICS
+from sparkdl.training.history import EPOCH_METRICS, EpochRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -204,6 +204,8 @@ class FitListener:
         run: MLflow run of the fit; None if the fit is not tracked.
         progress: progress line of the fit.
         check: function that is called at each event; an exception that it raises ends the fit.
+        on_epoch: function of the user that is called once for each epoch, with its record; an exception that it raises
+            ends the fit; None for no function.
 
     Attributes:
         progress: progress line of the fit.
@@ -212,8 +214,14 @@ class FitListener:
             lost and how often the same ranks have met again until then; and the seconds since the first one began.
     """
 
-    def __init__(self, run: FitRun | None, progress: ProgressLine, check: Callable[[], object]) -> None:
-        self._run, self._check = run, check
+    def __init__(
+        self,
+        run: FitRun | None,
+        progress: ProgressLine,
+        check: Callable[[], object],
+        on_epoch: Callable[[EpochRecord], object] | None = None,
+    ) -> None:
+        self._run, self._check, self._on_epoch = run, check, on_epoch
         self.board: Board | None = None
         self._tracked: dict[int, dict[str, float]] = {}
         self._sampler = StepSampler()
@@ -232,7 +240,10 @@ class FitListener:
             self.board.handle(event)
         kind = event.get("kind")
         if kind in ("epoch", "restored"):
+            is_new = int(event["epoch"]) not in self._tracked
             self.track(event)
+            if kind == "epoch" and is_new and self._on_epoch is not None:
+                self._on_epoch(EpochRecord.from_dict(event))
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
             step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
             values = {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch import optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
-from sparkdl.errors import ParamError, did_you_mean
+from sparkdl.errors import ParamError, did_you_mean, listed
 from sparkdl.model.losses import LOSSES_BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from sparkdl.model.losses import LossFunction
     from sparkdl.training.learning_rate import SchedulerFactory
@@ -71,11 +71,8 @@ def _named(param: str, name: str, known: dict[str, Any]) -> Any:
     """
     if name not in known:
         hint = did_you_mean(name, known, show=repr)
+        names = listed(sorted(known), most=20)
         raise ParamError(
-            f"Param {param} is {name!r}. By name there are {_listed(known)}; or give a function. {hint}".rstrip()
+            f"Param {param} is {name!r}. By name there are {names}; or give a function. {hint}".rstrip()
         )
     return known[name]
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

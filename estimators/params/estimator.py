@@ -34,7 +34,7 @@ from sparkdl.tracking.logged_model import check_registration
 from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.ml.param import Param
     from pyspark.sql import SparkSession
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
     from sparkdl.slow_links import Compression, Synchronization
     from sparkdl.training.callbacks import Callback
+    from sparkdl.training.history import EpochRecord
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.metrics import Metric
 
@@ -84,6 +85,7 @@ class SharedArguments(TypedDict, total=False):
     bestMetric: str | None
     bestMode: str | None
     callbacks: Sequence[Callback] | None
+    onEpoch: Callable[[EpochRecord], object] | None
     scheduler: SchedulerFactory | str | None
     schedulerInterval: str | None
     learningRateScaling: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -17,7 +17,7 @@ from sparkdl.estimators.params.by_name import loss_named, optimizer_named, sched
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
 from sparkdl.model.named_metrics import MAXIMIZED, OF_CLASSES, OF_NUMBERS, check_metric_name
 from sparkdl.training.callbacks import Callback
-from sparkdl.training.history import EPOCH_METRICS
+from sparkdl.training.history import EPOCH_METRICS, EpochRecord
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
 from sparkdl.training.metrics import Metric
 from sparkdl.training.objective import UserStep
@@ -184,7 +184,7 @@ class HasObjective(Params):
 
 
 class HasFunctions(Params):
-    """Params of all estimators that hold functions or objects: scheduler, metrics and callbacks."""
+    """Params of all estimators that hold functions or objects, such as scheduler, metrics and callbacks."""
 
     scheduler = Entry(
         AsGiven[Any](),
@@ -222,6 +222,13 @@ class HasFunctions(Params):
         field="callbacks",
     )
     setCallbacks = callbacks.setter()
+    onEpoch, getOnEpoch, setOnEpoch = optional(
+        AsGiven[Callable[[EpochRecord], object]](),
+        "function that the driver calls with the record of each epoch; an exception that it raises ends the fit",
+        check=check_callable,
+        more="A search for hyperparameters reports values and prunes trials there. Epochs that are repeated after a restart "
+        "are not reported again.",
+    )
 
     def getScheduler(self) -> SchedulerFactory | None:
         """Return the function that makes the scheduler; None without one."""

@@ -25,7 +25,7 @@ from torch import nn
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, listed
 from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import check_entries
@@ -201,7 +201,7 @@ def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
     named = value.asDict() if isinstance(value, Row) and hasattr(value, "__fields__") else value
     if len(columns) > 1:
         if not isinstance(named, Mapping):
-            names = ", ".join(column.name for column in columns)
+            names = listed(column.name for column in columns)
             raise DataError(
                 f"The model takes several columns: give a dict of {names}, or a Row that has them, not "
                 f"{type(value).__name__}."

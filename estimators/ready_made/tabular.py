@@ -19,7 +19,7 @@ from pyspark.ml.regression import Regressor
 from torch import nn
 
 from sparkdl.data import ParquetFeed
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.estimators.params.base import to_integers, to_strings
 from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
 from sparkdl.estimators.params.table import at_least, param, with_arguments
@@ -89,8 +89,8 @@ def learn_table(
     unknown = [name for name in categorical if name not in features]
     if unknown:
         raise ParamError(
-            f"Param categoricalCols names {', '.join(unknown)}, which featuresCol does not. The feature columns are: "
-            f"{', '.join(features)}."
+            f"Param categoricalCols names {listed(unknown)}, which featuresCol does not. The feature columns are: "
+            f"{listed(features)}."
         )
     columns = [dataset.column(name) for name in features]
     names = [column.name for column in columns if column.kind == "string" or column.name in categorical]
@@ -159,7 +159,7 @@ def _finite(
         return values
     bad = [name for name in names if not (np.abs(batch[name].astype(np.float64)) <= _MOST).all()]
     raise DataError(
-        f"Columns of numbers hold NaN or infinity, or what is too large for float32: {', '.join(map(repr, bad))}. Fill "
+        f"Columns of numbers hold NaN or infinity, or what is too large for float32: {listed(map(repr, bad))}. Fill "
         "them with pyspark.ml.feature.Imputer, or leave those rows out."
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.lazy import loader
+from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.data.blend.blending import BlendedFeed
@@ -71,4 +71,4 @@ __all__ = [
 ]
 
 
-__getattr__ = loader(__name__, _MODULES)
+__getattr__, __dir__ = attributes(__name__, _MODULES)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import run_on_ranks
 from sparkdl.launch.slots import check_cluster, wait_for_slots
-from sparkdl.lazy import loader
+from sparkdl.lazy import attributes
 from sparkdl.spark.session import active_session
 
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ __all__ = [
 ]
 
 
-__getattr__ = loader(__name__, _MODULES)
+__getattr__, __dir__ = attributes(__name__, _MODULES)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.data import Column
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.foreign_errors import errors_as
 
 
@@ -169,7 +169,7 @@ class ModelInputs:
             return {name: self._as_numbers(name, values) for name, values in columns.items()}
         num_rows = len(next(iter(columns.values())))
         # A DataError of a ready-made estimator names the row and what is wrong with it.
-        with errors_as(DataError, f"Param prepareFeatures failed on {num_rows} rows of {', '.join(columns)}"):
+        with errors_as(DataError, f"Param prepareFeatures failed on {num_rows} rows of {listed(columns)}"):
             made = self.prepare(dict(columns))
         if not isinstance(made, Mapping):
             made = {self.columns[0].name: made}
@@ -209,7 +209,7 @@ class ModelInputs:
 
 def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
     if column.name not in batch:
-        raise DataError(f"There is no column {column.name!r}. The columns are: {', '.join(batch)}.")
+        raise DataError(f"There is no column {column.name!r}. The columns are: {listed(batch)}.")
     values = batch[column.name]
     if column.kind != "ragged" and values.shape[1:] != column.shape:
         raise DataError(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparkdl.errors import DataError, SparkdlError
+from sparkdl.errors import DataError, SparkdlError, listed
 from sparkdl.model.heads import NO_LABEL, first_output, output_of_each
 from sparkdl.model.inputs import MATRIX, dtype_name
 
@@ -234,7 +234,7 @@ class Predictor:
         except (SparkdlError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            shown = ", ".join(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+            shown = listed(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
             raise DataError(
                 f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {shown}. "
                 "Look for rows that are unlike those it was trained on."

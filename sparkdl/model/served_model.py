@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.model.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor, called, has_probabilities
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.served_columns import as_trained
@@ -108,7 +108,7 @@ class PyfuncModel:
         for column in columns:
             if column.name not in frame.columns:
                 raise DataError(
-                    f"There is no column {column.name!r}. The columns are: {', '.join(map(str, frame.columns))}."
+                    f"There is no column {column.name!r}. The columns are: {listed(map(str, frame.columns))}."
                 )
         wanted: dict[str, tuple[Answer, ...]] = {
             output.name: ("prediction", "probability") if probability else ("prediction",)
@@ -151,8 +151,8 @@ class PyfuncModel:
         for what, fields in (("takes", columns), ("gives", outputs)):
             if len(fields) > 1:
                 raise DataError(
-                    f"The model {what} {len(fields)} columns, {', '.join(field.name for field in fields)}: give a "
-                    f"DataFrame with {', '.join(column.name for column in columns)} instead of an array."
+                    f"The model {what} {len(fields)} columns, {listed(field.name for field in fields)}: give a "
+                    f"DataFrame with {listed(column.name for column in columns)} instead of an array."
                 )
         (column,) = columns
         wanted: tuple[Answer, ...] = ("prediction",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.lazy import loader
+from sparkdl.lazy import attributes
 from sparkdl.runner.horovod_runner import HorovodRunner
 from sparkdl.runner.rank_logging import progress
 from sparkdl.runner.runner import Runner
@@ -22,4 +22,4 @@ __all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
 
 
 # Needs torch, which may not be installed on the driver.
-__getattr__ = loader(__name__, {"TrainingState": "sparkdl.checkpoint.training_state"})
+__getattr__, __dir__ = attributes(__name__, {"TrainingState": "sparkdl.checkpoint.training_state"})

@@ -119,10 +119,14 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> EpochRecord:
-        """Restore a record from the dict that :func:`dataclasses.asdict` made of it, also after a JSON round trip."""
+        """Restore a record from the dict that :func:`dataclasses.asdict` made of it, also after a JSON round trip.
+
+        Other entries of the dict, as an event has them, are ignored.
+        """
+        own = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
         ranks = tuple(RankSeconds(**seconds) for seconds in content["rank_seconds"])
         rows = tuple(content.get("rank_rows", ()))
-        return cls(**{**content, "rank_seconds": ranks, "rank_rows": rows})
+        return cls(**{**own, "rank_seconds": ranks, "rank_rows": rows})
 
     @property
     def values(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.collective.error_origin import is_consequence
-from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError
+from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError, listed
 from sparkdl.model.heads import output_of_each
 from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
 from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_global_weight, reduction_of
@@ -179,7 +179,7 @@ class ErrorContext:
             f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
             for name, values in self._batch.items()
         )
-        return f" The batch: {', '.join(columns)}."
+        return f" The batch: {listed(columns)}."
 
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]

@@ -37,8 +37,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from sparkdl.data.dataset.dataset import listed
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.heads import Head, outputs_of_rows
 from sparkdl.model.independent_rows import check_rows_are_independent, layers_over_rows
@@ -488,7 +487,7 @@ def _try_features(
             f"{array.dtype} gave {reason}"
         ) from failure
     columns = listed(
-        [f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()], 20
+        [f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()]
     )
     hint = (
         f'{"" if reason.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'

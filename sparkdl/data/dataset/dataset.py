@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -160,12 +160,6 @@ class ParquetDataset:
 def missing_column_error(name: str, available: Sequence[str]) -> DataError:
     """Return the error for a column that does not exist."""
     return DataError(f"There is no column {name!r}. The columns are: {listed(available)}.")
-
-
-def listed(names: Sequence[str], most: int = 100) -> str:
-    """Return names separated by commas: at most the first ``most``, followed by the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"

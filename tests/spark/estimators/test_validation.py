@@ -119,3 +119,30 @@ def test_a_mark_that_is_missing_is_refused_before_ranks_start(frame, tmp_path):
         DataError, match="'validates' of validationIndicatorCol is true in each of the 203 rows"
     ):
         estimator.fit(frame.withColumn("validates", F.lit(True)))
+
+
+class Pruned(Exception):
+    """As a search for hyperparameters raises it."""
+
+
+@pytest.mark.any_spark_will_do
+def test_the_driver_gets_each_epoch_and_may_end_the_fit(frame, tmp_path):
+    reported = []
+
+    def report(record):
+        reported.append(record)
+        if record.epoch == 3:
+            raise Pruned(record.metrics["accuracy"])
+
+    settings = {"optimizer": "sgd", "learningRate": 0.5, "scheduler": "cosine", "loss": "cross_entropy"}
+    estimator = make_estimator(tmp_path, metrics=["accuracy"], onEpoch=report, epochs=50, **settings)
+    with pytest.raises(Pruned) as raised:
+        estimator.fit(frame)
+    assert [record.epoch for record in reported] == [1, 2, 3]
+    assert raised.value.args == (reported[2].metrics["accuracy"],)
+    rates = [record.learning_rate for record in reported]
+    assert 0.5 > rates[0] > rates[1] > rates[2] > 0.45
+    reported.clear()
+    model = estimator.setParams(epochs=2).fit(frame)
+    assert tuple(reported) == model.history
+    assert model.history[1].learning_rate < 0.01

@@ -1,4 +1,4 @@
-"""How good the predictions of a model are on labelled rows: ``TorchModel.evaluate``. Runs on the *driver*.
+"""How good the predictions of a model are on labelled rows: ``TorchModel.evaluate``.
 
 Spark counts and sums on the executors: the driver gets the confusion matrix, rows per score, or five sums. Names are
 those of Spark ML's summaries of classification and regression.

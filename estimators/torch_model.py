@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Model
@@ -60,7 +61,8 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     The module runs once per row, in Spark's Python workers. Each worker loads it once. No job runs before the
     DataFrame is used. A streaming DataFrame stays a streaming DataFrame.
 
-    Made by :meth:`sparkdl.estimators.TorchEstimator.fit`, by :meth:`from_module` and by :meth:`load`.
+    Made by :meth:`sparkdl.estimators.TorchEstimator.fit`, :meth:`from_module`, :meth:`from_pretrained` and
+    :meth:`load`.
     """
 
     def __init__(self, saved: SavedModel, summary: TrainingSummary | None = None) -> None:
@@ -133,6 +135,51 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         model = cls(saved).setParams(featuresCol=featuresCol, **params)
         check_scored_columns(scored_columns_of(model), saved.signature.outputs)
         return model
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained: str,
+        *,
+        example: DataFrame,
+        task: str = "text-classification",
+        featuresCol: str = "text",
+        maxLength: int = 512,
+        **params: Any,
+    ) -> TorchModel:
+        """Return a model for a trained Hugging Face model of texts, without a fit.
+
+        Args:
+            pretrained: local folder that ``model.save_pretrained`` and ``tokenizer.save_pretrained`` of transformers
+                wrote, or ``huggingface_hub.snapshot_download`` returned. It is read on the driver only.
+            example: DataFrame with the column of texts, whose first rows the model is tried on.
+            task: ``"text-classification"``, which predicts the labels in the model's configuration, the number of a
+                model with one output, or 0 and 1 for each label of a model with several per text; or
+                ``"feature-extraction"``, which predicts an embedding, the mean of the last layer's states over the
+                tokens of a text.
+            featuresCol: column of strings.
+            maxLength: number of tokens to which longer texts are cut; at most what the model takes.
+            params: as for :meth:`from_module`.
+
+        Raises:
+            ParamError: if transformers is not installed, the folder has no such model, or an argument is not valid.
+            DataError: if the column is missing or holds no texts.
+        """
+        texts = import_module("sparkdl.networks.pretrained")  # by name: networks are a guest
+        texts.check_folder(pretrained)
+        trained = texts.load_trained(pretrained, task)
+        inputs = texts.fitting_inputs(
+            pretrained, trained.tokenizer, trained.network, column=featuresCol, wanted=maxLength
+        )
+        return cls.from_module(
+            trained.network,
+            example=example,
+            outputs=trained.kind,
+            labels=trained.labels,
+            featuresCol=featuresCol,
+            prepareFeatures=inputs,
+            **params,
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: uid={self.uid}, module {type(self.module).__name__}"

@@ -72,7 +72,6 @@ def _named(param: str, name: str, known: dict[str, Any]) -> Any:
     if name not in known:
         hint = did_you_mean(name, known, show=repr)
         names = listed(sorted(known), most=20)
-        raise ParamError(
-            f"Param {param} is {name!r}. By name there are {names}; or give a function. {hint}".rstrip()
-        )
+        text = f"Param {param} is {name!r}. By name there are {names}; or give a function (in a job file MODULE:NAME)."
+        raise ParamError(f"{text} {hint}".rstrip())
     return known[name]

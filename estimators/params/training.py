@@ -226,8 +226,8 @@ class HasFunctions(Params):
         AsGiven[Callable[[EpochRecord], object]](),
         "function that the driver calls with the record of each epoch; an exception that it raises ends the fit",
         check=check_callable,
-        more="A search for hyperparameters reports values and prunes trials there. Epochs that are repeated after a restart "
-        "are not reported again.",
+        more="A search for hyperparameters reports values and prunes trials there. Epochs that are repeated after a "
+        "restart are not reported again.",
     )
 
     def getScheduler(self) -> SchedulerFactory | None:

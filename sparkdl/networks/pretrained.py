@@ -14,17 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, listed
 from sparkdl.model.architecture import evaluating
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.text import checked_texts
+
+if TYPE_CHECKING:
+    from sparkdl.model.losses import PredictionKind
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
 _NO_LIMIT = 1 << 20
@@ -116,6 +119,21 @@ class PretrainedTextNetwork(nn.Module):
         """Return ``(rows, classes)``."""
         scores: Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).logits
         return scores
+
+
+class TextEmbedding(PretrainedTextNetwork):
+    """Calls a model of transformers, and returns the mean of its last hidden states over a text's tokens."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return ``(rows, hidden size)``."""
+        named = dict(zip(self.names, inputs, strict=True))
+        states = self.model(**named).last_hidden_state
+        if "attention_mask" not in named:
+            mean: Tensor = states.mean(dim=1)
+            return mean
+        mask = named["attention_mask"].unsqueeze(-1).to(states.dtype)
+        pooled: Tensor = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        return pooled
 
 
 def fitting_inputs(
@@ -231,24 +249,92 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
         ParamError: if the folder holds no tokenizer or no model that can classify texts, or the weights are those of
             another model.
     """
+    tokenizer, model, loading = _load(
+        folder,
+        "AutoModelForSequenceClassification",
+        num_labels=num_outputs,
+        ignore_mismatched_sizes=True,
+    )
+    _check_loaded(model, loading, folder)
+    return tokenizer, PretrainedTextNetwork(model, taken_names(tokenizer))
+
+
+@dataclass(frozen=True)
+class TrainedTextModel:
+    """What a folder of transformers predicts of texts without further training.
+
+    Attributes:
+        tokenizer: tokenizer of the folder.
+        network: network that takes the tokens.
+        kind: meaning of the network's outputs.
+        labels: labels of the classes; None if it predicts no classes.
+    """
+
+    tokenizer: Any
+    network: PretrainedTextNetwork
+    kind: PredictionKind
+    labels: tuple[str, ...] | None
+
+
+TASKS = ("text-classification", "feature-extraction")
+"""Names of ``transformers.pipeline`` for what :func:`load_trained` loads: classes, and one embedding per text."""
+
+
+def load_trained(folder: str, task: str) -> TrainedTextModel:
+    """Return the tokenizer and the network of a folder as they were trained.
+
+    Raises:
+        ParamError: if there is no such task, or the folder holds no model that was trained for it.
+    """
+    if task not in TASKS:
+        raise ParamError(
+            f"task is {task!r}, and TorchModel.from_pretrained takes {' or '.join(map(repr, TASKS))}. To continue "
+            "texts, fit a LanguageModel(pretrained=folder)."
+        )
+    if task == "feature-extraction":
+        tokenizer, model, loading = _load(folder, "AutoModel")
+        _check_trained(loading, folder, task, spare="pooler.")
+        return TrainedTextModel(tokenizer, TextEmbedding(model, taken_names(tokenizer)), "value", None)
+    tokenizer, model, loading = _load(folder, "AutoModelForSequenceClassification")
+    _check_trained(loading, folder, task)
+    network, config = PretrainedTextNetwork(model, taken_names(tokenizer)), model.config
+    if config.num_labels == 1 or config.problem_type == "regression":
+        return TrainedTextModel(tokenizer, network, "value", None)
+    if config.problem_type == "multi_label_classification":
+        return TrainedTextModel(tokenizer, network, "binary_logit", None)
+    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    return TrainedTextModel(tokenizer, network, "class", labels)
+
+
+def _check_trained(loading: Mapping[str, Any], folder: str, task: str, spare: str = "\0") -> None:
+    """Check that a folder has all weights of a model, except for those that begin with ``spare``."""
+    lacking = sorted(name for name in loading["missing_keys"] if not name.startswith(spare))
+    if lacking:
+        raise ParamError(
+            f"Param pretrained is {folder!r}, whose model was not trained for {task}: it has no weights for "
+            f"{listed(lacking, 3)}. Choose another task, or fit a TextClassifier(pretrained=folder)."
+        )
+
+
+def _load(folder: str, loader: str, **options: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Return the tokenizer and the model of a folder, and how the weights were loaded.
+
+    Raises:
+        ParamError: if the folder holds no tokenizer or no such model, or both do not fit together.
+    """
     try:
         transformers = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            local_files_only=True,
-            num_labels=num_outputs,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+        model, loading = getattr(transformers, loader).from_pretrained(
+            folder, local_files_only=True, output_loading_info=True, **options
         )
     except Exception as error:
         raise ParamError(
-            f"Param pretrained is {folder!r}, from which transformers loads no tokenizer and classification model: "
+            f"Param pretrained is {folder!r}, from which transformers loads no tokenizer and {loader[4:]}: "
             f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
             "tokenizer.save_pretrained(folder) wrote."
         ) from error
     _check_tokenizer(tokenizer, folder)
-    _check_loaded(model, loading, folder)
     _check_tokens(tokenizer, model, folder)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -263,8 +349,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     ):  # one, unless the model takes more than texts
         config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_input_names = _names_for(model, tokenizer.model_input_names)
-    model = model.float()  # weights may be of a lower precision
-    return tokenizer, PretrainedTextNetwork(model, taken_names(tokenizer))
+    return tokenizer, model.float(), loading  # weights may be of a lower precision
 
 
 def _names_for(model: Any, names: list[str]) -> list[str]:

@@ -59,8 +59,8 @@ LAYERS = {
     "horovod": "spark, runner, torch",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
-    "model": "served_model, predictor, independent_rows | saved_model, heads, losses | served_columns | signature, "
-    "architecture | inputs, padding | weights_file",
+    "model": "served_model, predictor, independent_rows, named_metrics | saved_model, heads, losses | served_columns | "
+    "signature, architecture | inputs, padding | weights_file",
     "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
     "initial_weights | standardization | tabular | text | folder_tokens",
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
@@ -73,8 +73,8 @@ LAYERS = {
     "cli": "demo, __main__ | local_session | run, elastic_run",
     "bench": "allreduce | feed | fit | link | parallel | scaling | step | transform, contest, plot | rank_group, "
     "contenders | libraries | namespaces | options | report",
-    "estimators": "ready_made, torch_estimator, torch_model, given_module, fit | persistence, params | summary, "
-    "scoring | summary_plot",
+    "estimators": "ready_made, torch_estimator, torch_model, given_module, fit | persistence, params | evaluation, "
+    "summary, scoring | summary_plot",
 }
 """The modules and folders of a floor, from the top: at run time a layer only imports later ones."""
 

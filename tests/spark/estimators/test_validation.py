@@ -121,7 +121,7 @@ def test_a_mark_that_is_missing_is_refused_before_ranks_start(frame, tmp_path):
         estimator.fit(frame.withColumn("validates", F.lit(True)))
 
 
-class Pruned(Exception):
+class PrunedError(Exception):
     """As a search for hyperparameters raises it."""
 
 
@@ -132,11 +132,11 @@ def test_the_driver_gets_each_epoch_and_may_end_the_fit(frame, tmp_path):
     def report(record):
         reported.append(record)
         if record.epoch == 3:
-            raise Pruned(record.metrics["accuracy"])
+            raise PrunedError(record.metrics["accuracy"])
 
     settings = {"optimizer": "sgd", "learningRate": 0.5, "scheduler": "cosine", "loss": "cross_entropy"}
     estimator = make_estimator(tmp_path, metrics=["accuracy"], onEpoch=report, epochs=50, **settings)
-    with pytest.raises(Pruned) as raised:
+    with pytest.raises(PrunedError) as raised:
         estimator.fit(frame)
     assert [record.epoch for record in reported] == [1, 2, 3]
     assert raised.value.args == (reported[2].metrics["accuracy"],)

@@ -14,6 +14,7 @@ from torch import nn
 import sparkdl.mlflow
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import TorchModel
+from tests.unit.networks.pretrained_folders import write_folder
 
 pytestmark = pytest.mark.no_cluster_needed
 
@@ -150,3 +151,38 @@ def test_modules_and_arguments_that_do_not_fit_are_refused_with_what_to_do(spark
     for kind, words, make in refused:
         with pytest.raises(kind, match=words):
             make()
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_a_trained_model_of_transformers_predicts_as_its_pipeline(texts, tmp_path, kind) -> None:
+    import transformers
+
+    folder = write_folder(tmp_path / "trained", kind=kind, id2label={i: "abcdefg"[i] for i in range(7)})
+    model = TorchModel.from_pretrained(folder, example=texts, probabilityCol="probability")
+    assert model.labels == list("abcdefg")
+    rows = model.transform(texts).orderBy("id").collect()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    network = transformers.AutoModelForSequenceClassification.from_pretrained(folder).float()
+    network.config.pad_token_id = tokenizer.pad_token_id
+    pipeline = transformers.pipeline("text-classification", model=network, tokenizer=tokenizer, top_k=None)
+    assert rows[1]["prediction"] is None
+    for row in (rows[0], rows[2]):  # with fewer tokens than the model takes
+        (scores,) = pipeline([row["text"]], truncation=True)
+        expected = {item["label"]: item["score"] for item in scores}
+        assert row["prediction"] == max(expected, key=lambda label: expected[label])
+        np.testing.assert_allclose(row["probability"].toArray(), [expected[x] for x in "abcdefg"], rtol=1e-4)
+    embedding = TorchModel.from_pretrained(folder, example=texts, task="feature-extraction")
+    vectors = [row["prediction"] for row in embedding.transform(texts).orderBy("id").collect()]
+    assert [vector and len(vector) for vector in vectors] == [4, None, 4, 4]
+    with pytest.raises(ParamError, match="takes 'text-classification' or 'feature-extraction'"):
+        TorchModel.from_pretrained(folder, example=texts, task="translation")
+
+
+def test_a_model_that_was_not_trained_for_a_task_is_refused(texts, tmp_path) -> None:
+    import transformers
+
+    folder = write_folder(tmp_path / "body", kind="bert")
+    transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
+    with pytest.raises(ParamError, match=r"not trained for text-classification: .*classifier.bias"):
+        TorchModel.from_pretrained(folder, example=texts)

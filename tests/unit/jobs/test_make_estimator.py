@@ -102,7 +102,8 @@ def test_first_weights_depend_on_the_seed(tmp_path):
         ("data.validation=2", "params: Param validationFraction must be above 0 and below 1, got 2.0"),
         ("bestMetric=f1", "params: Param bestMetric is 'f1', but this fit has loss, val_loss."),
         ("labelCol={a: b}", "params.labelCol: Param labelCol cannot be {'a': 'b'}: "),
-        ("loss=CrossEntropyLoss", "params.loss.import: takes MODULE:NAME, as torch.nn:CrossEntropyLoss"),
+        ("loss=CrossEntropyLoss", "loss is 'CrossEntropyLoss'. By name there are binary_cross_entropy, "),
+        ("callbacks=[Mine]", "params.callbacks[0].import: takes MODULE:NAME, as torch.nn:CrossEntropyLoss"),
         (
             "loss=torch.nn:CrosEntropyLoss",
             "params.loss.import: torch.nn has no 'CrosEntropyLoss'. Did you mean Cross",

@@ -217,11 +217,12 @@ def test_labels_of_several_heads_come_by_label_column():
     assert model.labels == {"kind": ["dog", "owl"], "price": None}
 
 
-def test_torch_model_adds_only_from_module_and_what_a_fit_has_made():
+def test_torch_model_adds_only_ways_to_make_and_evaluate_one_and_what_a_fit_has_made():
     def public(kind):
         params = {name for name in dir(kind) if name.startswith(("get", "set"))}
         params |= {name for name in dir(kind) if isinstance(getattr(kind, name), Param)}
         return {name for name in dir(kind) if not name.startswith("_")} - params
 
     added = public(TorchModel) - public(Model) - {"load", "read", "save", "write"}
-    assert added == {"from_module", "history", "labels", "module", "saved", "summary"}
+    made_by = {"from_module", "from_pretrained"}
+    assert added == {*made_by, "evaluate", "history", "labels", "module", "saved", "summary"}

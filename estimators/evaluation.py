@@ -21,6 +21,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.summary import ShownAsText
 from sparkdl.model.predictor import has_scores
 from sparkdl.tracking import add_to_run
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
 
 
-class Evaluation(ABC):
+class Evaluation(ShownAsText, ABC):
     """How good the predictions for one label column are."""
 
     @property
@@ -50,7 +51,7 @@ class Evaluation(ABC):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClassificationEvaluation(Evaluation):
-    """How good the predicted classes are. ``print`` shows the metrics.
+    """How good the predicted classes are. ``print`` and notebooks show the metrics.
 
     Attributes:
         labels: labels of the classes: those of the model, then others that rows have.
@@ -215,7 +216,7 @@ class ClassificationEvaluation(Evaluation):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RegressionEvaluation(Evaluation):
-    """How good predicted numbers are. ``print`` shows the metrics.
+    """How good predicted numbers are. ``print`` and notebooks show the metrics.
 
     Attributes:
         numInstances: number of rows that count.

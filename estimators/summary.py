@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
 _NO_SECONDS = RankSeconds(reading=0.0, communicating=0.0, computing=0.0)
 
 
+class ShownAsText:
+    """An object that a notebook shows as ``print`` does."""
+
+    def _repr_html_(self) -> str:
+        """Return the text for IPython; see https://ipython.readthedocs.io/en/stable/config/integrating.html."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainingSummary:
-    """Summary of a model's fit. ``print`` shows it as a table.
+class TrainingSummary(ShownAsText):
+    """Summary of a model's fit. ``print`` and notebooks show it as a table.
 
     Attributes:
         history: one record per epoch: loss, metrics, rows, seconds, and how each rank spent its time.

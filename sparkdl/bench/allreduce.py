@@ -17,8 +17,7 @@ from typing import Any
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.plot import format_size, parse_size
-from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.bench.report import format_size, format_time, parse_size, plot_bandwidth, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 
@@ -156,8 +155,6 @@ def run(arguments: argparse.Namespace) -> int:
     table = format_rows(rows)
     show("allreduce", rows, table=table, legend=_LEGEND, missing=missing, path=arguments.json)
     if arguments.plot is not None:
-        from sparkdl.bench.plot import plot_bandwidth
-
         plot_bandwidth([row for row in rows if row["tensors"] == 1], arguments.plot)
     return 0
 

@@ -7,7 +7,8 @@ slower during the run slows down all contenders alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ _REPETITION_S = 1e-3
 _MAX_OPERATIONS = 64
 _MAX_REPETITIONS = 200
 _TURN_TIMEOUT_S = 600.0
+_MAX_ROUNDS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,20 @@ def in_turn(contenders: Sequence[str], turn: int) -> list[str]:
     """Return the contenders in the order of a round: no contender always follows the same one."""
     start = turn % len(contenders)
     return [*contenders[start:], *contenders[:start]]
+
+
+def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
+    """Run the actions in turn, for about ``seconds`` each, and return the time of every run after a warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for index in range(_MAX_ROUNDS + 1):
+        for name in in_turn(list(actions), index):
+            begin = time.perf_counter()
+            actions[name]()
+            if index:
+                times[name].append(time.perf_counter() - begin)
+        if index and sum(map(sum, times.values())) >= seconds * len(actions):
+            break
+    return times
 
 
 def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:

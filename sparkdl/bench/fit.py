@@ -20,7 +20,7 @@ from sparkdl.bench.contest import Case, Contest, announce, hold, in_turn
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, row_of, show
-from sparkdl.cli.local_session import start_local_session
+from sparkdl.cli.local_session import start_session
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError, TrainingError
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     times = measure_arithmetic(size)
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
-        start_local_session("sparkdl bench fit", size.num_ranks, Path(folder)) as spark,
+        start_session("sparkdl bench fit", f"local[{size.num_ranks}]", Path(folder)) as spark,
     ):
         fits, losses = measure(spark, size, present, arguments.rounds, Path(folder))
     rows = make_rows(size, times, fits, losses)

@@ -116,6 +116,7 @@ LIBRARIES: dict[str, Library] = {
     "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
     "feed of datasets": Library(requires="datasets", advice="pip install datasets brings it"),
     "feed of streaming": Library(requires="streaming", advice="pip install mosaicml-streaming brings it"),
+    "spark": Library(requires="pyspark", advice="pip install pyspark brings it"),
     # The contenders of whole fits start their own ranks, in Spark.
     "fit": Library(requires="petastorm", advice="pip install pyspark torch petastorm==0.12.1 brings it"),
     "fit of pyspark": Library(

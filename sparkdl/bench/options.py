@@ -35,6 +35,18 @@ def add_common_arguments(parser: argparse.ArgumentParser, *names: str, seconds: 
         parser.add_argument(f"--{name}", **options)
 
 
+def parse_counts(arguments: argparse.Namespace) -> list[int]:
+    """Return the numbers of ranks in ``--ranks``, separated by commas, in ascending order.
+
+    Raises:
+        ParamError: if it is no list of numbers of ranks.
+    """
+    parts = arguments.ranks.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise ParamError(f"--ranks {arguments.ranks} is no list of numbers of ranks, such as 1,2,4.")
+    return sorted({int(part) for part in parts})
+
+
 def check_common_arguments(arguments: argparse.Namespace, **least: int) -> None:
     """Check the common options before anything is started.
 

@@ -15,7 +15,7 @@ from sparkdl.bench.contenders.parallel import ALONE, KINDS, MODELS, takes
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.bench.report import format_time, plot_steps, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
@@ -93,8 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     rows = make_rows(cases, measured, arguments.ranks)
     show("parallel", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
     if arguments.plot is not None:
-        from sparkdl.bench.plot import plot_steps
-
         plot_steps(rows, arguments.plot)
     return 0
 

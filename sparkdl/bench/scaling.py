@@ -19,9 +19,9 @@ from sparkdl.bench.contenders.scaling_jobs import JOBS, POSITIONS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
-from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts
 from sparkdl.bench.rank_group import Answer, RankGroup
-from sparkdl.bench.report import format_time, percentile, show
+from sparkdl.bench.report import format_time, percentile, plot_scaling, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
@@ -139,8 +139,6 @@ def run(arguments: argparse.Namespace) -> int:
         rows += make_rows(mode, measured, cases, arguments, steps)
     show("scaling", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
     if arguments.plot is not None:
-        from sparkdl.bench.plot import plot_scaling
-
         plot_scaling(rows, arguments.plot)
     return 0
 
@@ -161,11 +159,8 @@ def _others(arguments: argparse.Namespace) -> list[str]:
 
 def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
     """Check the options, and return the rank counts, from 1 on, and the modes."""
-    try:
-        counts = sorted({1, *(int(part) for part in arguments.ranks.split(","))})
-    except ValueError as error:
-        raise ParamError(f"--ranks {arguments.ranks} is no list of numbers, such as 1,2,4.") from error
-    if counts[0] < 1 or len(counts) < 2:
+    counts = sorted({1, *parse_counts(arguments)})
+    if len(counts) < 2:
         raise ParamError(f"--ranks {arguments.ranks} shows no scaling; name a number above 1, as 1,2,4.")
     if arguments.batch is None:
         arguments.batch = JOBS[arguments.model].batch

@@ -14,7 +14,7 @@ from sparkdl.bench.contenders.step import MODELS
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.bench.report import format_time, plot_steps, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
@@ -104,8 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
         path=arguments.json,
     )
     if arguments.plot is not None:
-        from sparkdl.bench.plot import plot_steps
-
         plot_steps(rows, arguments.plot)
     return 0
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contest import announce, in_turn
+from sparkdl.bench.contest import announce, take_turns
 from sparkdl.bench.libraries import names_of
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import format_time, row_of, show
-from sparkdl.cli.local_session import start_local_session
+from sparkdl.cli.local_session import start_session
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 from sparkdl.spark.jobs import jobs_of, named_jobs
@@ -32,7 +31,6 @@ CASES = ("28 columns", "array of 28", "images")
 
 _CONTENDER = "SPARKDL_BENCH_CONTENDER"
 _TOLERANCE = 1e-3
-_MAX_ROUNDS = 50
 
 _LEGEND = (
     "A network 28-64-64-1 on doubles in 28 columns or in one column of arrays, and two convolutions on images of\n"
@@ -73,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
-        start_local_session(
-            "sparkdl bench transform", arguments.slots, Path(folder), driver_memory="4g"
+        start_session(
+            "sparkdl bench transform", f"local[{arguments.slots}]", Path(folder), driver_memory="4g"
         ) as spark,
     ):
         for name in names:
@@ -144,20 +142,6 @@ def check_alike(name: str, totals: Mapping[str, float]) -> None:
     first, *others = totals.values()
     if any(abs(other - first) > _TOLERANCE * max(1.0, abs(first)) for other in others):
         raise ParamError(f"{name}: the predictions of contenders add up to different sums: {dict(totals)}.")
-
-
-def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
-    """Run the actions in turn, for about ``seconds`` each, and return the time of every run after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for index in range(_MAX_ROUNDS + 1):
-        for name in in_turn(list(actions), index):
-            begin = time.perf_counter()
-            actions[name]()
-            if index:
-                times[name].append(time.perf_counter() - begin)
-        if index and sum(map(sum, times.values())) >= seconds * len(actions):
-            break
-    return times
 
 
 def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:

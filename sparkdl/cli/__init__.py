@@ -50,6 +50,7 @@ _BENCHMARKS = {
     "parallel": "time a training step under each kind of parallelism against Gloo and one process",
     "feed": "time reading Parquet against Petastorm, pyarrow and torch",
     "transform": "time predictions against Spark's predict_batch_udf",
+    "launch": "time the start and end of ranks, with and without Spark",
     "fit": "time a whole fit against TorchDistributor and Horovod's estimator",
 }
 """What the modules of :mod:`sparkdl.bench` are for that are benchmarks."""

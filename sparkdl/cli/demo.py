@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cli.local_session import quiet_libraries, start_local_session
+from sparkdl.cli.local_session import quiet_libraries, start_session
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import SparkdlError
 from sparkdl.spark.jobs import jobs_of, spark_job
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     quiet_libraries()
     tracking = _choose_tracking(folder)
     print("Starting Spark on this machine.", flush=True)
-    spark = start_local_session("sparkdl demo", options.ranks, folder)
+    spark = start_session("sparkdl demo", f"local[{options.ranks}]", folder)
     try:
         train, test = _digits(spark)
         model = _fit(train, options, folder)

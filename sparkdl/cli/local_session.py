@@ -1,4 +1,4 @@
-"""Starts a Spark session on this machine for the programs of this package, and reduces the logging of libraries.
+"""Starts a Spark session for the programs of this package, and reduces the logging of libraries.
 
 Only programs may use these functions: a library does not change the logging of its users.
 """
@@ -65,12 +65,12 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def start_local_session(name: str, num_slots: int, folder: Path, **options: str) -> SparkSession:
-    """Start a local session, as :func:`spark_options` describes it; as a context manager, it stops at the end.
+def start_session(name: str, master: str, folder: Path, **options: str) -> SparkSession:
+    """Start a session, as :func:`spark_options` describes it; as a context manager, it stops at the end.
 
     Args:
         name: name of the application.
-        num_slots: number of tasks that run at once.
+        master: URL of the session's master.
         folder: folder for the log settings and the warehouse of the session.
         options: further options of Spark, without ``spark.`` and with ``_`` for dots: ``driver_memory="4g"``.
     """
@@ -78,7 +78,6 @@ def start_local_session(name: str, num_slots: int, folder: Path, **options: str)
 
     quiet_libraries()
     use_own_spark()
-    master = f"local[{num_slots}]"
     settings = {
         **spark_options(master, folder),
         "spark.sql.warehouse.dir": str(folder / "spark-warehouse"),

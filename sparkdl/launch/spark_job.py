@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError, SlotsMissingError
 from sparkdl.launch.stage import Stage
+from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -173,6 +174,9 @@ STATUS_LAG_S = 12.0
 FETCH_CHUNKS = 12
 """Number of chunks per fetch to the driver: 48 MiB, as 128 MiB end a Connect server that has the default heap."""
 
+_KINDS = 4
+"""Most outcomes of a rank: its failure and exception, or its result, and its log."""
+
 
 TaskFunction: TypeAlias = "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]"
 """What Spark calls in each task, with batches of rows, for batches of rows of :data:`ROW_SCHEMA`."""
@@ -243,9 +247,8 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
         self._spec, self._task_function = spec, function or barrier_function(spec)
         # Passed only if there is one: Spark before 4.0 has no such argument.
         self._profile = {} if resources is None else {"profile": resources}
-        self._is_small = False
         self._executors: list[str] = []
-        self._fetched: list[Row] | None = None
+        self._fetched: list[Row] = []
         self._tasks_seen = threading.Event()
         self._start_by = time.monotonic() + spec.start_timeout_s
         self._ranks = f"{spec.num_ranks} rank{'' if spec.num_ranks == 1 else 's'}"
@@ -330,23 +333,22 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
         rows = self.value
         if rows is None:
             return []
-        # Counted here: in Spark it would be a shuffle, which takes longer than fetching some thousand names.
-        num_chunks_of = Counter(
-            (row["rank"], row["kind"]) for row in self._collect(rows.select("rank", "kind", "chunk"))
-        )
-        self._is_small = num_chunks_of.total() <= FETCH_CHUNKS
+        # A further job would take longer than fetching all small bodies. Only the last chunk of an outcome is small.
+        most = min(CHUNK_BYTES - 1, FETCH_CHUNKS * CHUNK_BYTES // (_KINDS * self.num_ranks))
+        small = rows.selectExpr("rank", "kind", "chunk", f"if(length(body) <= {most}, body, null) as body")
+        self._fetched = self._collect(small)
+        # Counted here: in Spark it would be a shuffle.
+        num_chunks_of = Counter((row["rank"], row["kind"]) for row in self._fetched)
         return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in num_chunks_of.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
-        """Write the body of one outcome into a file, a few chunks at a time; small results are fetched in one go."""
+        """Write the body of one outcome into a file: it has been fetched if it is small, or is now, by a few chunks."""
         rows = self.value
         assert rows is not None
-        if self._is_small:
-            if self._fetched is None:
-                self._fetched = _in_order(self._collect(rows))
-            for row in self._fetched:
-                if (row["rank"], row["kind"]) == (rank, kind):
-                    into.write(row["body"])
+        fetched = [row for row in self._fetched if (row["rank"], row["kind"]) == (rank, kind)]
+        if all(row["body"] is not None for row in fetched):
+            for row in _in_order(fetched):
+                into.write(row["body"])
             return
         mine = rows.filter((rows["rank"] == rank) & (rows["kind"] == kind))
         for start in range(0, num_chunks, FETCH_CHUNKS):
@@ -365,7 +367,7 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
         interpreter is exiting, as when an uncaught exception references this job.
         """
         self._release_slots()
-        self._fetched = None
+        self._fetched = []
         self.value = None
 
     def _stage_ids(self) -> set[int]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.cli.local_session import start_session
 from sparkdl.launch import run_on_ranks
 
 if TYPE_CHECKING:
@@ -23,13 +24,8 @@ def turns_on_spark(master: str, stack: ExitStack) -> Measure:
         master: URL of the cluster's master.
         stack: stops the session at its end.
     """
-    from pyspark.sql import SparkSession
-
-    from sparkdl.cli.local_session import spark_options
-
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
-    builder = SparkSession.builder.appName("sparkdl bench scaling").master(master)
-    session = stack.enter_context(builder.config(map={**spark_options(master, folder)}).getOrCreate())
+    session = stack.enter_context(start_session("sparkdl bench scaling", master, folder))
 
     def measure(contender: ScalingContender, case: Mapping[str, Any], steps: int) -> list[Answer]:
         return run_on_ranks(

@@ -75,12 +75,16 @@ def _exiting_with(clients: ForkserverClients) -> Iterator[None]:
         thread.join()  # a fork has only the thread that forks
 
 
+_OF_EVERY_RANK = ("sparkdl.collective.native.communicator",)
+"""Modules that ranks import later, which takes each of them 10 ms."""
+
+
 def import_all(modules: Sequence[str]) -> None:
     """Import modules. If one cannot be imported, a rank that needs it fails by itself and reports that."""
     # Imports make hundreds of thousands of objects and next to no garbage. The garbage collectors of the ranks skip
     # frozen objects, which therefore stay in memory that the ranks share.
     gc.disable()
-    for module in modules:
+    for module in (*_OF_EVERY_RANK, *modules):
         with suppress(Exception):
             importlib.import_module(module)
     if "numpy" in sys.modules:

@@ -15,8 +15,15 @@ from sparkdl.bench.allreduce import bytes_moved
 from sparkdl.bench.contenders.allreduce import AllreduceTrial, Contender
 from sparkdl.bench.contest import Case, Measurements
 from sparkdl.bench.libraries import LIBRARIES
-from sparkdl.bench.plot import format_size, parse_size, plot_bandwidth, plot_steps
-from sparkdl.bench.report import format_time, percentile, write_report
+from sparkdl.bench.report import (
+    format_size,
+    format_time,
+    parse_size,
+    percentile,
+    plot_bandwidth,
+    plot_steps,
+    write_report,
+)
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 

@@ -1,0 +1,130 @@
+"""``sparkdl bench launch``: the time to start ranks, open their communicator and end them, with and without Spark.
+
+Runs where it is called. Every launch is warm: a forkserver has imported torch, and Spark's Python workers run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contest import announce, take_turns
+from sparkdl.bench.libraries import missing_contenders
+from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts
+from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.cli.local_session import start_session
+from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.errors import ParamError
+from sparkdl.launch import run_on_local_ranks, run_on_ranks
+
+if TYPE_CHECKING:
+    from sparkdl.launch import RankContext
+
+Launch = Callable[..., list[Any]]
+
+_LEGEND = (
+    "From the call to the values of all ranks, which open the communicator and meet in a barrier, by run_on_ranks on\n"
+    "Spark and run_on_local_ranks without. A rank has one thread and is forked from a process that imported torch.\n"
+    "processor: time of this process and all its descendants, with Spark's."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the subcommand."""
+    parser.add_argument(
+        "--ranks", default="2,8,32", help="numbers of ranks, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument("--master", help="URL of Spark's master (default: local, with a slot for each rank)")
+    add_common_arguments(parser, "seconds", "json", seconds=10.0)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, print the table, and write the report that was asked for.
+
+    Raises:
+        ParamError: if an option has a value that cannot work, or torch is missing.
+        SlotsMissingError: if the cluster of ``--master`` has too few slots.
+    """
+    check_common_arguments(arguments)
+    counts = parse_counts(arguments)
+    missing = missing_contenders({"without Spark": "torch", "on Spark": "spark"})
+    if "without Spark" in missing:
+        raise ParamError(f"sparkdl bench launch: {missing['without Spark']}")
+    launches: dict[str, Launch] = {"without Spark": run_on_local_ranks}
+    rows = []
+    with ExitStack() as stack:
+        if "on Spark" not in missing:
+            master = arguments.master or f"local[{counts[-1]}]"
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
+            session = stack.enter_context(start_session("sparkdl bench launch", master, folder))
+            launches["on Spark"] = partial(run_on_ranks, spark=session)
+        for num_ranks in counts:
+            announce(f"launching {num_ranks} ranks")
+            rows += measure(launches, num_ranks, arguments.seconds)
+    show("launch", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
+    return 0
+
+
+def measure(launches: Mapping[str, Launch], num_ranks: int, seconds: float) -> list[dict[str, Any]]:
+    """Launch in each way in turn, and return one row per way."""
+
+    def meet(context: RankContext) -> None:  # pickled with its code, so that a rank imports no module for it
+        context.communicator.barrier()
+
+    spent: dict[str, list[float]] = {name: [] for name in launches}
+
+    def launch(name: str) -> None:
+        begin = _processor_s()
+        launches[name](meet, num_ranks=num_ranks, threads_per_rank=1, modules=("torch",))
+        spent[name].append(_processor_s() - begin)
+
+    times = take_turns({name: partial(launch, name) for name in launches}, seconds)
+    return [
+        {
+            **row_of(f"{num_ranks} ranks", name, times),
+            "ranks": num_ranks,
+            "processor_s": statistics.median(spent[name][1:]),  # the first launch warms up
+        }
+        for name in launches
+    ]
+
+
+def _processor_s() -> float:
+    """Processor time of this process, its descendants, and those of them that have ended."""
+    children: dict[int, list[int]] = {}
+    ticks = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name)
+            children.setdefault(int(fields[1]), []).append(process)
+            ticks[process] = sum(map(int, fields[11:15]))  # with children that it has waited for
+    tree = [os.getpid()]
+    for process in tree:
+        tree += children.get(process, [])
+    return sum(ticks.get(process, 0) for process in tree) / os.sysconf("SC_CLK_TCK")
+
+
+def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table to print."""
+    header = ("case", "contender", "median", "p90", "of a rank", "processor", "of a rank")
+    table = [
+        (
+            row["case"],
+            row["contender"],
+            format_time(row["median_s"]),
+            format_time(row["p90_s"]),
+            format_time(row["median_s"] / row["ranks"]),
+            format_time(row["processor_s"]),
+            format_time(row["processor_s"] / row["ranks"]),
+        )
+        for row in rows
+    ]
+    return format_columns(header, table)

@@ -88,7 +88,7 @@ def measure(launches: Mapping[str, Launch], num_ranks: int, seconds: float) -> l
     times = take_turns({name: partial(launch, name) for name in launches}, seconds)
     return [
         {
-            **row_of(f"{num_ranks} ranks", name, times),
+            **row_of(f"{num_ranks} rank{'' if num_ranks == 1 else 's'}", name, times),
             "ranks": num_ranks,
             "processor_s": statistics.median(spent[name][1:]),  # the first launch warms up
         }

@@ -11,6 +11,7 @@ import pytest
 
 from sparkdl.bench import transform
 from sparkdl.bench.contenders.transform import TASKS
+from sparkdl.bench.contest import take_turns
 from sparkdl.errors import ParamError
 
 
@@ -38,7 +39,7 @@ def test_tasks_and_cases_have_the_same_names_in_the_same_order() -> None:
 def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
     calls: list[str] = []
     actions = {name: (lambda name=name: calls.append(name)) for name in ("a", "b", "c")}
-    times = transform.take_turns(actions, 1e-9)
+    times = take_turns(actions, 1e-9)
     assert calls == ["a", "b", "c", "b", "c", "a"]
     assert {name: len(found) for name, found in times.items()} == {"a": 1, "b": 1, "c": 1}
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isclose, prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.scaling_jobs import JOBS, POSITIONS
@@ -22,11 +24,14 @@ from sparkdl.bench.namespaces import limited_hosts, why_impossible
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts
 from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, percentile, plot_scaling, show
+from sparkdl.cli.local_session import start_session
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
+from sparkdl.launch import run_on_ranks
 
 if TYPE_CHECKING:
     from sparkdl.bench.namespaces import Namespace
+    from sparkdl.launch import RankContext
 
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")
 AGAINST = {
@@ -296,9 +301,7 @@ def _starter(
 ) -> Measure:
     """Start the ranks of all contenders, and return what lets them take a turn."""
     if arguments.master:
-        from sparkdl.bench.contenders.scaling_on_spark import turns_on_spark
-
-        return turns_on_spark(arguments.master, stack)
+        return _turns_on_spark(arguments.master, stack)
     most = max(contender.ranks for contender in contenders)
     hosts: Sequence[Namespace] = ()
     if arguments.megabits is not None:
@@ -316,6 +319,45 @@ def _starter(
         return group.take_turn({**turn, "repetitions": steps, "operations": 1}, timeout_s=_TURN_TIMEOUT_S)
 
     return measure
+
+
+def _turns_on_spark(master: str, stack: ExitStack) -> Measure:
+    """Start a session, and return what lets a contender take a turn there.
+
+    Args:
+        master: URL of the cluster's master.
+        stack: stops the session at its end.
+    """
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
+    session = stack.enter_context(start_session("sparkdl bench scaling", master, folder))
+
+    def measure(contender: ScalingContender, case: Mapping[str, Any], steps: int) -> list[Answer]:
+        return run_on_ranks(
+            take_turn_on_rank,
+            contender.name,
+            dict(case),
+            steps,
+            num_ranks=contender.ranks,
+            spark=session,
+            threads_per_rank=case["threads"],
+            modules=("torch",),
+        )
+
+    return measure
+
+
+def take_turn_on_rank(context: RankContext, contender: str, case: dict[str, Any], steps: int) -> Answer:
+    """Take a turn on a rank that Spark has started."""
+    import sparkdl.torch
+    from sparkdl.bench.contenders.rank import TRIALS, take_turn
+
+    sparkdl.torch.init_process_group(context.communicator)
+    try:
+        trial = TRIALS["scaling"](context.communicator, contender, case)
+        times = take_turn(context.communicator, trial, steps, 1)
+        return {"times": times, "result": trial.result()}
+    finally:
+        sparkdl.torch.destroy_process_group()
 
 
 def _measure(

@@ -71,7 +71,7 @@ LAYERS = {
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
     "planner": "command, report | published | measure | on_ranks, layouts, counting | cost, memory, cluster | shape",
     "cli": "demo, __main__ | local_session | run, elastic_run",
-    "bench": "allreduce | feed | fit | launch | link | parallel | scaling | step | transform, contest | rank_group, "
+    "bench": "allreduce | feed | fit | launch | link | parallel | scaling | step | transform, contest, rank_group, "
     "contenders | libraries | namespaces | options | report",
     "estimators": "ready_made, torch_estimator, torch_model, given_module, fit | persistence | evaluation, "
     "params | summary, scoring | summary_plot",

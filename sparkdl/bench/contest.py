@@ -7,10 +7,12 @@ slower during the run slows down all contenders alike.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sparkdl.bench.rank_group import Answer, RankGroup
@@ -85,18 +87,42 @@ def in_turn(contenders: Sequence[str], turn: int) -> list[str]:
     return [*contenders[start:], *contenders[:start]]
 
 
-def take_turns(actions: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, list[float]]:
-    """Run the actions in turn, for about ``seconds`` each, and return the time of every run after a warm-up."""
+def take_turns(
+    actions: Mapping[str, Callable[[], None]], seconds: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Run the actions in turn, for about ``seconds`` each, after a warm-up.
+
+    Returns:
+        The seconds of every run, and the processor time of this process and its descendants during it, by action.
+    """
     times: dict[str, list[float]] = {name: [] for name in actions}
+    spent: dict[str, list[float]] = {name: [] for name in actions}
     for index in range(_MAX_ROUNDS + 1):
         for name in in_turn(list(actions), index):
-            begin = time.perf_counter()
+            begin_processor_s, begin = _processor_s(), time.perf_counter()
             actions[name]()
             if index:
                 times[name].append(time.perf_counter() - begin)
+                spent[name].append(_processor_s() - begin_processor_s)
         if index and sum(map(sum, times.values())) >= seconds * len(actions):
             break
-    return times
+    return times, spent
+
+
+def _processor_s() -> float:
+    """Processor time of this process, its descendants, and those of them that have ended."""
+    children: dict[int, list[int]] = {}
+    ticks = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name)
+            children.setdefault(int(fields[1]), []).append(process)
+            ticks[process] = sum(map(int, fields[11:15]))  # with children that it has waited for
+    tree = [os.getpid()]
+    for process in tree:
+        tree += children.get(process, [])
+    return sum(ticks.get(process, 0) for process in tree) / os.sysconf("SC_CLK_TCK")
 
 
 def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:

@@ -6,11 +6,10 @@ Runs where it is called. Every launch is warm: a forkserver has imported torch, 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,38 +77,18 @@ def measure(launches: Mapping[str, Launch], num_ranks: int, seconds: float) -> l
     def meet(context: RankContext) -> None:  # pickled with its code, so that a rank imports no module for it
         context.communicator.barrier()
 
-    spent: dict[str, list[float]] = {name: [] for name in launches}
+    def launch(run: Launch) -> None:
+        run(meet, num_ranks=num_ranks, threads_per_rank=1, modules=("torch",))
 
-    def launch(name: str) -> None:
-        begin = _processor_s()
-        launches[name](meet, num_ranks=num_ranks, threads_per_rank=1, modules=("torch",))
-        spent[name].append(_processor_s() - begin)
-
-    times = take_turns({name: partial(launch, name) for name in launches}, seconds)
+    times, spent = take_turns({name: partial(launch, run) for name, run in launches.items()}, seconds)
     return [
         {
             **row_of(f"{num_ranks} rank{'' if num_ranks == 1 else 's'}", name, times),
             "ranks": num_ranks,
-            "processor_s": statistics.median(spent[name][1:]),  # the first launch warms up
+            "processor_s": statistics.median(spent[name]),
         }
         for name in launches
     ]
-
-
-def _processor_s() -> float:
-    """Processor time of this process, its descendants, and those of them that have ended."""
-    children: dict[int, list[int]] = {}
-    ticks = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            fields = path.read_text().rpartition(")")[2].split()
-            process = int(path.parent.name)
-            children.setdefault(int(fields[1]), []).append(process)
-            ticks[process] = sum(map(int, fields[11:15]))  # with children that it has waited for
-    tree = [os.getpid()]
-    for process in tree:
-        tree += children.get(process, [])
-    return sum(ticks.get(process, 0) for process in tree) / os.sysconf("SC_CLK_TCK")
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:

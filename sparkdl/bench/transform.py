@@ -7,6 +7,7 @@ DataFrame with the same network in the same session, in turn; Spark discards the
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -37,7 +38,7 @@ _LEGEND = (
     "3 x 32 x 32 bytes. One thread per task, the same cached DataFrame, all its columns kept. predict_batch_udf gets\n"
     "28 columns as F.array, which it stacks, or as F.struct, in batches of 10,000, in which it was fastest.\n"
     "mapInArrow hands all columns back with the module's outputs as one more, and checks nothing.\n"
-    "Each contender has Python workers of its own.\n"
+    "Each contender has Python workers of its own. processor: time of all threads of Spark and its workers.\n"
     "sparkdl is 0.50x: it takes half as long."
 )
 
@@ -104,12 +105,12 @@ def measure_case(spark: SparkSession, name: str, arguments: argparse.Namespace) 
         writers = {
             contender: frame.write.format("noop").mode("overwrite") for contender, frame in scored.items()
         }
-        times = take_turns(
+        times, spent = take_turns(
             {contender: writer.save for contender, writer in writers.items()}, arguments.seconds
         )
     finally:
         frame.unpersist()
-    return make_rows(name, num_rows, times)
+    return make_rows(name, num_rows, times, spent)
 
 
 def in_own_workers(spark: SparkSession, contender: str, transform: Callable[[], DataFrame]) -> DataFrame:
@@ -144,15 +145,24 @@ def check_alike(name: str, totals: Mapping[str, float]) -> None:
         raise ParamError(f"{name}: the predictions of contenders add up to different sums: {dict(totals)}.")
 
 
-def make_rows(name: str, num_rows: int, times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return one row per contender."""
-    rows = [row_of(name, contender, times) for contender in times]
-    return [{**row, "rows": num_rows, "rows_per_s": num_rows / row["median_s"]} for row in rows]
+def make_rows(
+    name: str, num_rows: int, times: Mapping[str, Sequence[float]], spent: Mapping[str, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """Return one row per contender; ``processor_s`` is the time of all threads of Spark and its Python workers."""
+    return [
+        {
+            **(row := row_of(name, contender, times)),
+            "rows": num_rows,
+            "rows_per_s": num_rows / row["median_s"],
+            "processor_s": statistics.median(spent[contender]),
+        }
+        for contender in times
+    ]
 
 
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
-    header = ("case", "contender", "median", "p90", "rows/s", "sparkdl is")
+    header = ("case", "contender", "median", "p90", "rows/s", "processor", "sparkdl is")
     table = [
         (
             row["case"],
@@ -160,6 +170,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
             format_time(row["median_s"]),
             format_time(row["p90_s"]),
             f"{row['rows_per_s']:,.0f}",
+            format_time(row["processor_s"]),
             f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
         )
         for row in rows

@@ -39,13 +39,16 @@ def test_tasks_and_cases_have_the_same_names_in_the_same_order() -> None:
 def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
     calls: list[str] = []
     actions = {name: (lambda name=name: calls.append(name)) for name in ("a", "b", "c")}
-    times = take_turns(actions, 1e-9)
+    times, spent = take_turns(actions, 1e-9)
     assert calls == ["a", "b", "c", "b", "c", "a"]
-    assert {name: len(found) for name, found in times.items()} == {"a": 1, "b": 1, "c": 1}
+    for seconds in (times, spent):
+        assert {name: len(found) for name, found in seconds.items()} == {"a": 1, "b": 1, "c": 1}
 
 
 def test_rows_hold_rates_and_ratios() -> None:
-    ours, other = transform.make_rows("images", 100, {"sparkdl": [1.0, 3.0, 2.0], "spark": [4.0]})
+    ours, other = transform.make_rows(
+        "images", 100, {"sparkdl": [1.0, 3.0, 2.0], "spark": [4.0]}, {"sparkdl": [2.0], "spark": [5.0]}
+    )
     assert (ours["median_s"], ours["rows_per_s"], ours["ratio"]) == (2.0, 50.0, {"spark": 2.0})
     assert other["ratio"] == {"sparkdl": 0.5}
     assert "0.50x" in transform.format_rows([ours, other])

@@ -27,7 +27,7 @@ from sparkdl.bench.report import format_time, percentile, plot_scaling, show
 from sparkdl.cli.local_session import start_session
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
-from sparkdl.launch import run_on_ranks
+from sparkdl.launch import check_cluster, run_on_ranks
 
 if TYPE_CHECKING:
     from sparkdl.bench.namespaces import Namespace
@@ -300,9 +300,9 @@ def _starter(
     arguments: argparse.Namespace, contenders: Sequence[ScalingContender], stack: ExitStack
 ) -> Measure:
     """Start the ranks of all contenders, and return what lets them take a turn."""
-    if arguments.master:
-        return _turns_on_spark(arguments.master, stack)
     most = max(contender.ranks for contender in contenders)
+    if arguments.master:
+        return _turns_on_spark(arguments.master, most, stack)
     hosts: Sequence[Namespace] = ()
     if arguments.megabits is not None:
         hosts = stack.enter_context(limited_hosts(most, arguments.megabits / 1000))
@@ -321,15 +321,17 @@ def _starter(
     return measure
 
 
-def _turns_on_spark(master: str, stack: ExitStack) -> Measure:
+def _turns_on_spark(master: str, most: int, stack: ExitStack) -> Measure:
     """Start a session, and return what lets a contender take a turn there.
 
     Args:
         master: URL of the cluster's master.
+        most: largest number of ranks of a contender.
         stack: stops the session at its end.
     """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
     session = stack.enter_context(start_session("sparkdl bench scaling", master, folder))
+    check_cluster(session, num_ranks=most, gpus_per_rank=0)
 
     def measure(contender: ScalingContender, case: Mapping[str, Any], steps: int) -> list[Answer]:
         return run_on_ranks(

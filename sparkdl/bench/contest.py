@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.rank_group import Answer, RankGroup
+
+if TYPE_CHECKING:
+    from sparkdl.bench.namespaces import Namespace
 
 _PROBE_REPETITIONS = 2
 _REPETITION_S = 1e-3
@@ -52,6 +55,7 @@ class Contest:
         seconds: about how long to measure each contender at each case.
         num_rounds: number of turns that each contender has at each case.
         min_repetitions: minimal number of repetitions in each turn, however long they take.
+        hosts: the host of each rank; empty for ranks on this machine.
     """
 
     benchmark: str
@@ -61,6 +65,7 @@ class Contest:
     seconds: float
     num_rounds: int = 5
     min_repetitions: int = 2
+    hosts: Sequence[Namespace] = ()
 
 
 @dataclass(kw_only=True)
@@ -135,7 +140,7 @@ def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:
     with ExitStack() as stack:
         announce(f"starting {contest.world_size} ranks each of {', '.join(contest.libraries)}")
         groups = {
-            library: stack.enter_context(RankGroup(library, contest.world_size))
+            library: stack.enter_context(RankGroup(library, contest.world_size, hosts=contest.hosts))
             for library in dict.fromkeys(contest.libraries.values())
         }
         for group in groups.values():

@@ -49,6 +49,11 @@ class Device:
         kernel_s: seconds that a matrix product takes besides its arithmetic: its start, its first loads and its last
             tile.
         tile_depth: depth of a product that takes as long as the first loads and the last stores of a tile.
+        weights_rate: bytes per second at which a product also moves its weights or their gradients; it matters for few
+            rows. Unlimited where the other figures were taken with many rows.
+        block_s: seconds that the start of a block's other kernels takes, forward and backward.
+        shared_by: number of ranks that take turns on the device; its rates are those of one of them while all compute.
+            What one of them waits for, others use.
     """
 
     name: str
@@ -63,6 +68,9 @@ class Device:
     is_cpu: bool = False
     kernel_s: float = 7e-6
     tile_depth: float = 100.0
+    weights_rate: float = math.inf
+    block_s: float = 0.0
+    shared_by: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--published",
         action="store_true",
-        help="print published runs, and what the planner says about them; with --measure also steps on this machine",
+        help="print published runs, and what the planner says about them",
+    )
+    parser.add_argument(
+        "--validate",
+        action="store_true",
+        help="train decoders in many layouts on this machine, and print what the planner says about each",
+    )
+    parser.add_argument(
+        "--megabits",
+        metavar="RATE[,RATE...]",
+        help="with --validate: train them on hosts made of network namespaces, with links of these rates in Mbit/s",
     )
     parser.add_argument(
         "--top", type=int, default=10, metavar="N", help="layouts to print (default: %(default)s)"
@@ -102,12 +112,13 @@ def run(options: argparse.Namespace) -> int:
         from sparkdl.planner.report import print_published
 
         rows = compare()
-        if options.measure:
-            from sparkdl.planner.measure import compare_here
-
-            rows += compare_here()
         print_published(rows)
         _write(options, rows)
+        return 0
+    if options.megabits is not None and not options.validate:
+        raise ParamError("--megabits makes hosts for --validate, and sparkdl plan without it starts nothing.")
+    if options.validate:
+        _validate(options)
         return 0
     if options.model is None or options.batch is None:
         raise ParamError("sparkdl plan needs a model and --batch, such as: sparkdl plan llama-8b --batch 128")
@@ -126,6 +137,32 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         report.plot_scaling(plans, options.plot, is_weak=options.weak)
     return 0
+
+
+def _validate(options: argparse.Namespace) -> None:
+    from sparkdl.bench.libraries import names_of
+    from sparkdl.bench.namespaces import why_impossible
+    from sparkdl.planner import report
+    from sparkdl.planner.comparison import MODELS, compare_steps
+
+    models = list(MODELS) if options.model is None else names_of(options.model, list(MODELS), "--validate")
+    rates: list[float | None] = [None]
+    if options.megabits is not None:
+        try:
+            rates = [float(part) for part in options.megabits.split(",")]
+        except ValueError as error:
+            raise ParamError(
+                f"--megabits {options.megabits} is no rate, nor several such as 100,1000."
+            ) from error
+        if min(rate for rate in rates if rate is not None) <= 0:
+            raise ParamError(f"--megabits {options.megabits}: links need rates above 0.")
+        if reason := why_impossible():
+            raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
+    rows = [row for rate in rates for row in compare_steps(models, rate)]
+    report.print_comparison(rows)
+    _write(options, rows)
+    if options.plot is not None:
+        report.plot_comparison(rows, options.plot)
 
 
 def _hosts(text: str) -> list[int]:

@@ -103,13 +103,16 @@ def _arithmetic(
     def product_s(rows: float, columns: float, depth: float) -> float:
         return device.kernel_s + 2 * rows * columns * (depth + device.tile_depth) / rate
 
+    def weights_s(columns: float, depth: float) -> float:
+        return columns * depth * recipe.compute_bytes / device.weights_rate
+
     m = rows * numbers.positions
     products = numbers.products if is_block else numbers.outside_products
     attention = rows * numbers.attention / device.attention_rate * device.rate / rate if is_block else 0.0
     moved = rows * (numbers.moved if is_block else numbers.outside_moved)
-    passes = recipe.passes * moved / device.moved_rate
-    forward = sum(product_s(m, n, k) for n, k in products)
-    backward = sum(product_s(m, k, n) + product_s(n, k, m) for n, k in products)
+    passes = recipe.passes * moved / device.moved_rate + (device.block_s / 3 if is_block else 0.0)
+    forward = sum(product_s(m, n, k) + weights_s(n, k) for n, k in products)
+    backward = sum(product_s(m, k, n) + product_s(n, k, m) + 2 * weights_s(n, k) for n, k in products)
     return (
         _Arithmetic(forward, attention, passes),
         _Arithmetic(backward, ATTENTION_BACKWARD * attention, 2 * passes),
@@ -163,7 +166,10 @@ def step_time(
     others = sum(
         count * _in_microbatches(step) for step, (_, count) in zip(steps, parts, strict=True)
     ) - _in_microbatches(slowest)
-    return replace(slowest, bubble=others / microbatches / parts[0][0].stages)
+    waiting = others / microbatches / parts[0][0].stages
+    # Ranks that take turns on a device fill each other's waiting: alone, a rank would compute so many times faster.
+    working, turns = _in_microbatches(slowest), cluster.device.shared_by
+    return replace(slowest, bubble=max(0.0, (working + waiting) / turns - working))
 
 
 def _in_microbatches(step: StepTime) -> float:
@@ -271,7 +277,8 @@ def _replicas(
     """Add the communication of ranks that train on different rows.
 
     FSDP2 gathers a block's weights while the block before computes, and scatters its gradients while the next one's are
-    computed. Replicas reduce the gradients of an update in its last backward pass. A pipeline reduces them at its end.
+    computed; it copies gathered weights out of the buffer of the collective, and gradients into it. Replicas reduce the
+    gradients of an update in its last backward pass. A pipeline reduces them at its end.
     """
     forward, backward = beside
     data = sizes.data or 1
@@ -281,19 +288,22 @@ def _replicas(
     block, number = numbers.block, parameters_of(numbers, part)
     outside = number - part.layers * block
     is_pipeline = sizes.pipeline > 1
+
+    def with_copies(num_bytes: float) -> float:
+        return inner.gather_s(num_bytes) + 2 * num_bytes / cluster.device.bandwidth
+
     if shards > 1:
         link = _link(cluster, inner)
-        gather, first = (inner.gather_s(size * recipe.gathered_bytes) for size in (block, outside + block))
+        gather, first = (with_copies(size * recipe.gathered_bytes) for size in (block, outside + block))
         again = gather if sizes.sharding_stage == 3 else 0.0
-        scatter = inner.gather_s(block * recipe.reduced_bytes)
+        scatter = with_copies(block * recipe.reduced_bytes)
         reductions = 0 if is_pipeline else microbatches if sizes.sharding_stage > 1 else 1
         overlap.add("shard", gather, forward, link, microbatches * (part.layers - 1))
         overlap.add("shard", again + scatter, backward, link, reductions * (part.layers - 1))
         overlap.add("shard", again, backward, link, (microbatches - reductions) * (part.layers - 1))
         overlap.add("shard", first, 0.0, link, microbatches)
-        overlap.add(
-            "shard", inner.gather_s((outside + block) * recipe.reduced_bytes), 0.0, link, max(1, reductions)
-        )
+        last = with_copies((outside + block) * recipe.reduced_bytes)
+        overlap.add("shard", last, 0.0, link, max(1, reductions))
         if is_pipeline:
             overlap.add("shard", scatter, 0.0, link, part.layers - 1)
     if data > 1:
@@ -305,7 +315,9 @@ def _replicas(
         last = reduce((outside + block) * share)
         hides = 0.0 if is_pipeline and not recipe.divides_optimizer else backward * (part.layers - 1)
         overlap.add("data", max(0.0, whole - last), hides, link)
-        overlap.add("data", last, 0.0, link)
+        # Replicas alone copy the gradients of autograd to where they are reduced.
+        copies = 0.0 if is_sharded(sizes) else 2 * number * recipe.gradient_bytes / cluster.device.bandwidth
+        overlap.add("data", last + copies, 0.0, link)
         if recipe.divides_optimizer:
             gathered = outer.gather_s(number * recipe.gathered_bytes)
             overlap.add("data", gathered, forward * (part.layers - 1), link)

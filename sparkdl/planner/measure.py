@@ -11,15 +11,17 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.errors import ParamError
 from sparkdl.monitor.memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import Cluster, Device, Link, known_gpu, link_of_sums, make_cluster
-from sparkdl.planner.cost import step_time
 from sparkdl.planner.shape import RECIPES, DecoderShape, TrainingRecipe, shape_from_text
+
+if TYPE_CHECKING:
+    from sparkdl.bench.namespaces import Namespace
 
 _SECONDS = 0.4
 _POSITIONS = 1024
@@ -27,6 +29,9 @@ _POSITIONS = 1024
 
 _SMALL, _LARGE = 4 << 10, 16 << 20
 """Bytes of the sums that give the latency and the rate of a link."""
+
+_BLOCKS_BYTES = 64 << 20
+"""Bytes of the weights of blocks that are measured together."""
 
 _TINY = 8
 """Rows, columns and depth of a product whose time is that of its start."""
@@ -70,23 +75,29 @@ def measured_cluster(
     )
 
 
-def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, rows: int = 1) -> Device:
+def measure_device(
+    shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, rows: int = 1, shared_by: float = 1.0
+) -> Device:
     """Measure the device of this machine with the layers of a model, while ``ranks`` ranks compute.
 
-    Products, attention and the optimizer are measured by themselves; what a whole block takes longer is the time of its
-    other kernels.
+    Products, attention and the optimizer are measured by themselves; what whole blocks take longer is the time of their
+    other kernels. All are measured with the rows and with a quarter of their positions, which tells what grows with
+    them from what does not: the reading of weights, the writing of gradients and the start of kernels.
 
     Args:
         shape: the model.
         recipe: how numbers are held.
         ranks: number of ranks.
         rows: number of rows of a pass.
+        shared_by: number of ranks that take turns on the device in the plan.
     """
     import torch
 
     has_gpu = torch.cuda.is_available()
     shape = replace(shape, sequence=shape.sequence if has_gpu else min(shape.sequence, _POSITIONS))
+    fewer = (rows // 4, shape.sequence) if rows >= 4 else (rows, max(1, shape.sequence // 4))
     numbers = shape.on_rank(Parallelism(data=1), recipe, is_fused=has_gpu)
+    blocks = max(1, min(shape.layers, int(_BLOCKS_BYTES / (numbers.block * recipe.weight_bytes))))
     sizes = {
         "width": shape.width,
         "heads": shape.heads,
@@ -95,29 +106,59 @@ def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, r
         "key_heads": shape.key_heads or shape.heads,
         "hidden": shape.inner,
         "vocabulary": shape.vocabulary,
-        "positions": shape.sequence,
-        "rows": rows,
+        "blocks": blocks,
         "autocast": recipe.compute_bytes == 2,
     }
     products = dict.fromkeys((*numbers.products, *numbers.outside_products))
-    cases = {
-        f"product {int(n)} x {int(k)}": {"part": "product", "columns": int(n), "depth": int(k)}
-        for n, k in products
+    parts = {
+        **{f"product {int(n)} x {int(k)}": ("product", int(n), int(k)) for n, k in products},
+        "attention": ("attention", 0, 0),
+        "blocks": ("blocks", 0, 0),
+        "head": ("head", 0, 0),
     }
-    cases["start"] = {"part": "product", "columns": _TINY, "depth": _TINY, "positions": _TINY, "rows": 1}
-    cases |= {part: {"part": part} for part in ("attention", "block", "head", "update")}
+    cases: dict[str, dict[str, Any]] = {
+        "start": {"part": "product", "columns": _TINY, "depth": _TINY, "positions": _TINY, "rows": 1},
+        "update": {"part": "update", "positions": 1, "rows": 1},
+    }
+    measured = (rows, shape.sequence), fewer
+    for number, positions in measured:
+        cases |= {
+            f"{name}, {number} x {positions}": {
+                "part": part,
+                "columns": columns,
+                "depth": depth,
+                "rows": number,
+                "positions": positions,
+            }
+            for name, (part, columns, depth) in parts.items()
+        }
     found = _medians("layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks)
+    found = {name: seconds * shared_by for name, seconds in found.items()}
     kernel_s = found["start"] / 3
-    of_product = {(n, k): found[f"product {int(n)} x {int(k)}"] for n, k in products}
-    operations = sum(6 * rows * numbers.positions * n * k for n, k in products)
-    rate = operations / sum(max(seconds - 3 * kernel_s, 0.1 * seconds) for seconds in of_product.values())
-    others_s = found["block"] - found["attention"] - sum(of_product[each] for each in numbers.products)
-    outside_s = found["head"] - sum(of_product[each] for each in numbers.outside_products)
-    rest_s = max(shape.layers * others_s + outside_s, 0.02 * shape.layers * found["block"])
-    moved = 3 * rows * recipe.passes * (shape.layers * numbers.moved + numbers.outside_moved)
-    updated = numbers.block * (2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes)
+    of_products, of_others = [], []
+    for number, positions in measured:
+        at = f", {number} x {positions}"
+        part = replace(shape, sequence=positions).on_rank(Parallelism(data=1), recipe, is_fused=has_gpu)
+        of_product = {(n, k): found[f"product {int(n)} x {int(k)}{at}"] for n, k in products}
+        for (n, k), seconds in of_product.items():
+            operations = 6 * number * positions * n * k
+            of_products.append(
+                (operations, 3 * n * k * recipe.compute_bytes, max(seconds - 3 * kernel_s, 0.1 * seconds))
+            )
+        whole = found[f"blocks{at}"] / blocks
+        others = whole - found[f"attention{at}"] - sum(of_product[each] for each in part.products)
+        of_others.append((3 * number * recipe.passes * part.moved, 1.0, max(others, 0.01 * whole)))
+        head = found[f"head{at}"]
+        others = head - sum(of_product[each] for each in part.outside_products)
+        of_others.append((3 * number * recipe.passes * part.outside_moved, 0.0, max(others, 0.01 * head)))
+    operation_s, weights_s = _shares(of_products)
+    moved_s, block_s = _shares(of_others)
+    updated = blocks * numbers.block
+    updated *= 2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes
+    attention_s = found[f"attention, {rows} x {shape.sequence}"]
     known = _known_gpu() if has_gpu else None
-    memory = torch.cuda.mem_get_info()[1] if has_gpu else (available_bytes() or 0) / ranks
+    memory = torch.cuda.mem_get_info()[1] if has_gpu else (available_bytes() or 0) / ranks / shared_by
+    rate = 1 / operation_s
     return Device(
         name=known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu",
         peak=known.peak if known is not None else rate,
@@ -126,95 +167,72 @@ def measure_device(shape: DecoderShape, recipe: TrainingRecipe, *, ranks: int, r
         float32_rate=rate,
         memory_bytes=memory,
         bandwidth=updated / found["update"],
-        moved_rate=moved / rest_s,
-        attention_rate=3.5 * rows * numbers.attention / found["attention"],
+        moved_rate=1 / max(moved_s, 1e-15),
+        attention_rate=3.5 * rows * numbers.attention / attention_s,
         is_cpu=not has_gpu,
         kernel_s=kernel_s,
         tile_depth=0.0,  # it is in the rate
+        weights_rate=1 / max(weights_s, 1e-15),
+        block_s=block_s,
+        shared_by=shared_by,
     )
 
 
-def measure_link(ranks: int) -> Link:
-    """Measure the link between ranks of this machine by sums of two sizes."""
-    cases = {str(size): {"num_bytes": size, "num_tensors": 1, "num_buffers": 2} for size in (_SMALL, _LARGE)}
-    found = _medians("allreduce", "torch", cases, ranks)
-    return link_of_sums(
-        {size: found[str(size)] for size in (_SMALL, _LARGE)}, ranks, name="shared memory", occupies=1.0
-    )
-
-
-def compare_here(
-    models: Sequence[str] = ("23M", "100M"), *, ranks: int = 2, rows: int = 4, positions: int = 128
-) -> list[dict[str, Any]]:
-    """Measure the steps of ``sparkdl bench parallel`` on this machine, and predict them from its layers and links.
+def _shares(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Seconds of one unit of two kinds of work, neither below zero, that explain measured times best.
 
     Args:
-        models: keys of :data:`sparkdl.bench.contenders.parallel.MODELS`.
-        ranks: number of ranks.
-        rows: rows of a batch.
-        positions: positions of a row.
-
-    Returns:
-        Rows like those of :func:`sparkdl.planner.published.compare`, of each model under five kinds of parallelism.
-
-    Raises:
-        RankError: if a rank failed.
+        samples: units of both kinds and seconds of each measurement; they are fitted by their relative errors.
     """
-    from sparkdl.bench.contenders.parallel import KINDS, MODELS, sizes_of
+    best = (math.inf, 0.0, 0.0)
+    scaled = [(first / seconds, second / seconds) for first, second, seconds in samples]
+    aa, bb = sum(a * a for a, _ in scaled), sum(b * b for _, b in scaled)
+    ab, a1, b1 = sum(a * b for a, b in scaled), sum(a for a, _ in scaled), sum(b for _, b in scaled)
+    determinant = aa * bb - ab * ab
+    choices = [(a1 / aa, 0.0), (0.0, b1 / bb if bb else 0.0)]
+    if determinant > 1e-9 * aa * bb:
+        choices.append(((a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant))
+    for x, y in choices:
+        if x >= 0 and y >= 0:
+            error = sum((a * x + b * y - 1) ** 2 for a, b in scaled)
+            best = min(best, (error, x, y))
+    return best[1:]
 
-    found = []
-    link = measure_link(ranks)
-    recipe = RECIPES["float32"]
-    for name in models:
-        size = MODELS[name]
-        shape = DecoderShape(
-            name=name,
-            vocabulary=size.vocabulary,
-            width=size.width,
-            layers=size.num_layers,
-            heads=size.num_heads,
-            hidden=math.ceil(8 * size.width / 3 / 32) * 32,
-            sequence=positions,
-        )
-        device = measure_device(shape, recipe, ranks=ranks, rows=rows)
-        cluster = make_cluster(device, devices_per_host=ranks, inside=link)
-        contest = Contest(
-            benchmark="parallel",
-            world_size=ranks,
-            libraries={f"{kind} on sparkdl": "torch" for kind in KINDS},
-            cases=[
-                Case(
-                    name=name,
-                    settings={"model": name, "rows": rows, "positions": positions},
-                    max_operations=1,
-                )
-            ],
-            seconds=3.0,
-            num_rounds=2,
-        )
-        measured = hold(contest)[name]
-        for kind in KINDS:
-            sizes = sizes_of(kind, ranks).resolve(ranks)
-            passes = sizes.microbatches or 1
-            step = step_time(shape, cluster, sizes, rows=rows / passes, microbatches=passes, recipe=recipe)
-            seconds = statistics.median(measured[f"{kind} on sparkdl"].times)
-            found.append(
-                {
-                    "source": "this machine",
-                    "run": f"{name}, {kind}",
-                    "unit": "s",
-                    "measured": seconds,
-                    "predicted": step.total,
-                    "error": step.total / seconds - 1,
-                }
-            )
-    return found
+
+def measure_link(ranks: int, *, hosts: Sequence[Namespace] = (), contender: str = "torch") -> Link:
+    """Measure the link between ranks of this machine, or of hosts on it, by sums of two sizes.
+
+    Args:
+        ranks: number of ranks.
+        hosts: the host of each rank; empty for ranks on this machine.
+        contender: what sums: a key of :data:`sparkdl.bench.contenders.allreduce.CONTENDERS`.
+    """
+    cases = {str(size): {"num_bytes": size, "num_tensors": 1, "num_buffers": 2} for size in (_SMALL, _LARGE)}
+    found = _hold("allreduce", contender, cases, ranks, hosts)
+    of_large = [result["cores"] for turn in found[str(_LARGE)].results for result in turn]
+    return link_of_sums(
+        {size: statistics.median(found[str(size)].times) for size in (_SMALL, _LARGE)},
+        ranks,
+        name="link" if hosts else "shared memory",
+        occupies=min(1.0, statistics.fmean(of_large)),
+    )
 
 
 def _medians(
     benchmark: str, library: str, cases: Mapping[str, Mapping[str, Any]], ranks: int
 ) -> dict[str, float]:
     """Measure cases on ranks of this machine; return the seconds of each on the slowest rank."""
+    found = _hold(benchmark, library, cases, ranks)
+    return {name: statistics.median(measured.times) for name, measured in found.items()}
+
+
+def _hold(
+    benchmark: str,
+    library: str,
+    cases: Mapping[str, Mapping[str, Any]],
+    ranks: int,
+    hosts: Sequence[Namespace] = (),
+) -> dict[str, Measurements]:
     contest = Contest(
         benchmark=benchmark,
         world_size=ranks,
@@ -222,9 +240,9 @@ def _medians(
         cases=[Case(name=name, settings=settings) for name, settings in cases.items()],
         seconds=_SECONDS,
         num_rounds=2,
+        hosts=hosts,
     )
-    measured: dict[str, dict[str, Measurements]] = hold(contest)
-    return {name: statistics.median(of_case[library].times) for name, of_case in measured.items()}
+    return {name: of_case[library] for name, of_case in hold(contest).items()}
 
 
 def _known_gpu() -> Device | None:

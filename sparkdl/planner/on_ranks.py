@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -255,6 +256,7 @@ def _device(device: torch.device, recipe: TrainingRecipe, *, ranks_here: int) ->
         moved_rate=bandwidth,
         attention_rate=rate / 2,
         is_cpu=is_cpu,
+        shared_by=max(1.0, ranks_here / len(os.sched_getaffinity(0))) if is_cpu else 1.0,
     )
 
 

@@ -159,6 +159,40 @@ def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
     _print(table)
 
 
+def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print measured steps, and what the planner says about their time and memory."""
+    columns = (
+        "model",
+        "layout",
+        "hosts x ranks",
+        "Mbit/s",
+        "measured",
+        "planner",
+        "ratio",
+        "MiB",
+        "planner",
+        "ratio",
+    )
+    table = _table("Steps on this machine", columns)
+    for row in rows:
+        table.add_row(
+            row["model"],
+            row["layout"],
+            f"{row['hosts']} x {row['ranks'] // row['hosts']}",
+            "" if row["megabits"] is None else f"{row['megabits']:g}",
+            format_time(row["measured_s"]),
+            format_time(row["predicted_s"]),
+            f"{row['ratio']:.2f}",
+            f"{row['measured_bytes'] / 2**20:.0f}",
+            f"{sum(row['memory_bytes'].values()) / 2**20:.0f}",
+            f"{row['memory_ratio']:.2f}",
+        )
+    _print(table)
+    for name, key, limit in (("time", "ratio", 0.15), ("memory", "memory_ratio", 0.1)):
+        near = sum(abs(row[key] - 1) <= limit for row in rows)
+        print(f"{name}: {near} of {len(rows)} within {limit:.0%}")
+
+
 def _table(title: str, columns: Sequence[str]) -> Table:
     try:
         from rich import box
@@ -167,7 +201,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         raise ParamError("sparkdl plan prints tables by rich: pip install rich") from error
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        is_text = column in ("layout", "reason", "source", "run", "unit, of a device")
+        is_text = column in ("model", "layout", "reason", "source", "run", "unit, of a device")
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     return table
 
@@ -213,6 +247,43 @@ def _bars(
         left = [before + value for before, value in zip(left, values, strict=True)]
     axes.invert_yaxis() if not axes.yaxis_inverted() else None
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, fontsize="small")
+
+
+def plot_comparison(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the planner's time and memory of each step over the measured ones, by rate of the link."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    panels = (
+        ("time of a step, in seconds", 0.15, lambda row: (row["measured_s"], row["predicted_s"])),
+        (
+            "memory of the fullest rank, in MiB",
+            0.1,
+            lambda row: (row["measured_bytes"] / 2**20, sum(row["memory_bytes"].values()) / 2**20),
+        ),
+    )
+    rates = dict.fromkeys(row["megabits"] for row in rows)
+    for axes, (title, limit, points_of) in zip(figure.subplots(1, 2), panels, strict=True):
+        for rate, marker in zip(rates, "osD^v<>", strict=False):
+            points = [points_of(row) for row in rows if row["megabits"] == rate]
+            name = "one host" if rate is None else f"hosts with links of {rate:g} Mbit/s"
+            axes.scatter(*zip(*points, strict=True), marker=marker, alpha=0.8, label=name)
+        every = [points_of(row)[0] for row in rows]
+        ends = [0.8 * min(every), 1.25 * max(every)]
+        axes.plot(ends, ends, color="gray", label="as measured")
+        below, above = ([factor * end for end in ends] for factor in (1 - limit, 1 + limit))
+        axes.fill_between(ends, below, above, color="gray", alpha=0.2, label=f"within {limit:.0%}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}")
+        axes.set_xlabel("measured")
+        axes.set_ylabel("planner")
+        axes.set_title(title)
+        axes.legend(fontsize="small")
+    figure.suptitle("Steps of two decoders, and what the planner says about them")
+    figure.savefig(path)
 
 
 def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:

@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    Part = tuple[Callable[[], Any], list[Tensor]]
+    """A function that computes a loss, or updates weights, and the tensors that get gradients."""
+
 
 class LayerTrial(Trial):
     """Forward and backward passes of one part on some rows, or steps of AdamW.
 
     Args:
         case: settings of the case: ``part``, one of :data:`PARTS`, ``autocast``, and the sizes that the part takes.
+
+    Attributes:
+        tensors: the tensors that get gradients.
     """
 
     num_warm_ups = 2
@@ -30,7 +36,7 @@ class LayerTrial(Trial):
             torch.set_num_threads(1)
         torch.manual_seed(0)
         with self._device:
-            self._part = PARTS[case["part"]](case)
+            self._part, self.tensors = PARTS[case["part"]](case)
         self._autocast = case["autocast"]
 
     def run(self, operations: int) -> None:
@@ -38,6 +44,8 @@ class LayerTrial(Trial):
         import torch
 
         for _ in range(operations):
+            for weight in self.tensors:
+                weight.grad = None  # as at the begin of a step: gradients are written, not added
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
                 output = self._part()
             if output is not None:
@@ -46,41 +54,48 @@ class LayerTrial(Trial):
             torch.cuda.synchronize()
 
 
-def _product(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+def _product(case: Mapping[str, Any]) -> Part:
     """A linear layer, whose output's gradient is one and the same number: its sum would take time of its own."""
     import torch
 
     inputs = torch.randn(case["rows"] * case["positions"], case["depth"], requires_grad=True)
     layer = torch.nn.Linear(case["depth"], case["columns"], bias=False)
-    return lambda: _summed(layer(inputs))
+    return lambda: _summed(layer(inputs)), [inputs, layer.weight]
 
 
-def _attention(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+def _attention(case: Mapping[str, Any]) -> Part:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
     size = case["head_size"]
     heads = [case["heads"], case["key_heads"], case["key_heads"]]
     dtype = torch.bfloat16 if case["autocast"] else torch.float32
-    query, key, value = (
+    inputs = [
         torch.randn(case["rows"], number, case["positions"], size, dtype=dtype, requires_grad=True)
         for number in heads
-    )
+    ]
     is_grouped = case["heads"] != case["key_heads"]
-    return lambda: _summed(
-        scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
-    )
+    attend = functools.partial(scaled_dot_product_attention, is_causal=True, enable_gqa=is_grouped)
+    return lambda: _summed(attend(*inputs)), inputs
 
 
-def _block(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+def _blocks(case: Mapping[str, Any]) -> Part:
+    """Several blocks, whose weights come from memory as in training: those of one would stay in the caches."""
     import torch
 
-    block, rotation = _decoder_block(case)
+    blocks, rotation = _decoder_blocks(case)
     inputs = torch.randn(case["rows"], case["positions"], case["width"], requires_grad=True)
-    return lambda: _summed(block(inputs, rotation, None))
+
+    def compute() -> Tensor:
+        hidden = inputs
+        for block in blocks:
+            hidden = block(hidden, rotation, None)
+        return _summed(hidden)
+
+    return compute, [inputs, *blocks.parameters()]
 
 
-def _head(case: Mapping[str, Any]) -> Callable[[], Tensor]:
+def _head(case: Mapping[str, Any]) -> Part:
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -88,33 +103,43 @@ def _head(case: Mapping[str, Any]) -> Callable[[], Tensor]:
     inputs = torch.randn(positions, case["width"], requires_grad=True)
     head = torch.nn.Linear(case["width"], case["vocabulary"], bias=False)
     labels = torch.randint(case["vocabulary"], (positions,))
-    return lambda: cross_entropy(head(inputs).float(), labels)
+    return lambda: cross_entropy(head(inputs).float(), labels), [inputs, head.weight]
 
 
-def _update(case: Mapping[str, Any]) -> Callable[[], None]:
+def _update(case: Mapping[str, Any]) -> Part:
     import torch
 
-    block, _ = _decoder_block(case)
-    for parameter in block.parameters():
+    blocks, _ = _decoder_blocks(case)
+    for parameter in blocks.parameters():
         parameter.grad = torch.ones_like(parameter)
-    optimizer = torch.optim.AdamW(block.parameters(), lr=1e-6, fused=True)
+    optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-6, fused=True)
 
     def update() -> None:
         optimizer.step()
 
-    return update
+    return update, []
 
 
-def _decoder_block(case: Mapping[str, Any]) -> tuple[torch.nn.Module, tuple[Tensor, Tensor]]:
-    """A layer of the decoder, and the rotary positions of a row."""
+def _decoder_blocks(case: Mapping[str, Any]) -> tuple[torch.nn.ModuleList, tuple[Tensor, Tensor]]:
+    """``blocks`` layers of the decoder, and the rotary positions of a row."""
     import torch
 
     from sparkdl.networks.decoder import Decoder, DecoderSizes
 
+    width, hidden = case["width"], case["hidden"]
     names = ("width", "heads", "key_heads", "hidden")
-    decoder = Decoder(DecoderSizes(vocabulary=2, layers=1, **{name: case[name] for name in names}))
+    decoder = Decoder(
+        DecoderSizes(vocabulary=2, layers=case["blocks"], **{name: case[name] for name in names})
+    )
+    if not case["is_gated"]:
+        for block in decoder.blocks:
+            block.feed_forward = torch.nn.Sequential(
+                torch.nn.Linear(width, hidden, bias=False),
+                torch.nn.GELU(),
+                torch.nn.Linear(hidden, width, bias=False),
+            )
     rotation = decoder.rotation(None, torch.zeros(1, case["positions"], dtype=torch.int64))
-    return decoder.blocks[0], rotation
+    return decoder.blocks, rotation
 
 
 def _summed(output: Tensor) -> Tensor:
@@ -140,10 +165,10 @@ def _sum_class() -> Any:
     return Sum
 
 
-PARTS: dict[str, Callable[[Mapping[str, Any]], Callable[[], Any]]] = {
+PARTS: dict[str, Callable[[Mapping[str, Any]], Part]] = {
     "product": _product,
     "attention": _attention,
-    "block": _block,
+    "blocks": _blocks,
     "head": _head,
     "update": _update,
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import resource
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +45,11 @@ class ScalingTrial(Trial):
         self._case, self._job = case, JOBS[case["model"]]
         torch.manual_seed(0)  # all contenders begin with the same weights
         _forget_peak_memory()
+        before = _bytes_in_use()
         self._way = _ways(communicator, case)
         self._batches: list[Batch] = []
         self._loss = self._first_loss()
+        self._used_bytes = _most_in_use(self._first_loss) - before if case.get("watches_memory") else None
         self._cpu_s = self._wall_s = self._exposed_s = 0.0
         self._communicates = False
 
@@ -88,13 +93,16 @@ class ScalingTrial(Trial):
         """Return the first loss on this rank's rows, and what the rank used.
 
         ``processor`` is the share of its threads' time in which it computed, ``waits`` the share of the time in which
-        it waited for a collective of sparkdl (None for others), ``memory_bytes`` the most memory that it held.
+        it waited for a collective of sparkdl (None for others), ``memory_bytes`` the most memory that it held, and
+        ``used_bytes``, where the case asks for it, the most memory that was in use in a step, beyond what was before
+        the model was made, without the holes that the allocator keeps.
         """
         return {
             "loss": self._loss,
             "processor": self._cpu_s / self._wall_s / self._case["threads"] if self._wall_s else 0.0,
             "waits": self._exposed_s / self._wall_s if self._communicates else None,
             "memory_bytes": _peak_memory(),
+            "used_bytes": self._used_bytes,
         }
 
 
@@ -183,7 +191,7 @@ class _DividedWay:
                 [self.module],
                 self._layout.group("pipeline"),
                 schedule="1f1b",
-                microbatches=_microbatches(rows, parallelism.pipeline),
+                microbatches=parallelism.microbatches or _microbatches(rows, parallelism.pipeline),
                 loss=loss_of,
             )
         else:
@@ -242,8 +250,48 @@ def _average_by_mpi(trainee: Trainee, communicator: Communicator) -> Trainee:
 
 
 def _forget_peak_memory() -> None:
+    gc.collect()
+    with suppress(AttributeError):  # glibc keeps what an earlier turn has freed
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # some kernels have no such file
         Path("/proc/self/clear_refs").write_text("5")
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc's ``mallinfo2`` returns: the fifth number is the bytes of mapped, the eighth of other allocations."""
+
+    _fields_ = (("numbers", ctypes.c_size_t * 10),)
+
+
+def _bytes_in_use() -> int:
+    """Bytes that this process has allocated, and its share of memory that ranks share."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Allocated
+    allocated = mallinfo()
+    shared = 0
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss_Shmem:"):
+            shared = int(line.split()[1]) * 1024
+    return int(allocated.numbers[4] + allocated.numbers[7] + shared)
+
+
+def _most_in_use(work: Callable[[], object]) -> int:
+    """The most bytes in use while a function works, as a thread sees them."""
+    most, is_done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not is_done.wait(0.002):
+            most = max(most, _bytes_in_use())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        is_done.set()
+        watcher.join()
+    return most
 
 
 def _peak_memory() -> int:

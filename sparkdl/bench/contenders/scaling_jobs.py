@@ -24,8 +24,9 @@ _NOISE = 2.0
 """Standard deviation of the noise on made images, whose classes differ by as much as one."""
 
 GPT = DecoderSize(width=512, num_layers=6, num_heads=8, vocabulary=4096)
+WIDE_GPT = DecoderSize(width=768, num_layers=4, num_heads=12, vocabulary=8192)
 POSITIONS = 64
-"""Tokens of a row of ``gpt``."""
+"""Tokens of a row of ``gpt`` and ``wide-gpt``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +182,22 @@ def _adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
+TOKENS = ("gpt", "wide-gpt")
+"""Jobs whose rows are tokens."""
+
 JOBS = {
     "cnn": Job(make_model=_cnn, draw=_draw_images, batch=256, epoch=50_000, make_optimizer=_momentum),
     "resnet": Job(make_model=_resnet, draw=_draw_images, batch=32, epoch=50_000, make_optimizer=_momentum),
     "gpt": Job(
         make_model=lambda: make_decoder(GPT),
+        draw=_draw_tokens,
+        batch=16,
+        epoch=10_000,
+        make_optimizer=_adam,
+        can_be_divided=True,
+    ),
+    "wide-gpt": Job(
+        make_model=lambda: make_decoder(WIDE_GPT),
         draw=_draw_tokens,
         batch=16,
         epoch=10_000,

@@ -1,0 +1,221 @@
+"""Steps of two decoders on this machine, and what the planner says about each: ``sparkdl plan --validate``.
+
+Runs where it is called. Ranks are processes of this machine, or of hosts that are made of network namespaces.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.scaling_jobs import GPT, POSITIONS, WIDE_GPT
+from sparkdl.bench.contest import announce
+from sparkdl.bench.namespaces import limited_hosts
+from sparkdl.bench.rank_group import RankGroup
+from sparkdl.parallel import Parallelism
+from sparkdl.planner.cluster import Cluster, Link, make_cluster
+from sparkdl.planner.cost import step_time
+from sparkdl.planner.measure import measure_device, measure_link
+from sparkdl.planner.memory import memory_of
+from sparkdl.planner.shape import RECIPES, DecoderShape
+
+if TYPE_CHECKING:
+    from sparkdl.bench.namespaces import Namespace
+
+MODELS = {"gpt": GPT, "wide-gpt": WIDE_GPT}
+"""Networks of ``sparkdl bench scaling`` whose steps are compared."""
+
+ROWS = 8
+"""Rows of an update, over all ranks."""
+
+_RECIPE = RECIPES["float32"]
+_STEPS = 5
+_TURN_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A layout that is trained.
+
+    Attributes:
+        sizes: sizes and options of the ``Parallelism``.
+        hosts: number of hosts.
+        per_host: number of ranks of each host.
+    """
+
+    sizes: Mapping[str, Any] = field(hash=False)
+    hosts: int = 1
+    per_host: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.hosts * self.per_host
+
+    @property
+    def label(self) -> str:
+        """A short name."""
+        return ", ".join(f"{name} {value}" for name, value in self.sizes.items())
+
+
+HERE = (
+    Trained(sizes={"data": 1}),
+    *(
+        Trained(sizes=sizes, per_host=2)
+        for sizes in (
+            {"data": 2},
+            {"shard": 2},
+            {"shard": 2, "sharding_stage": 2},
+            {"tensor": 2},
+            {"tensor": 2, "sequence": True},
+            {"pipeline": 2, "microbatches": 4},
+            {"context": 2},
+        )
+    ),
+    *(
+        Trained(sizes=sizes, per_host=4)
+        for sizes in (
+            {"data": 4},
+            {"shard": 4},
+            {"data": 2, "shard": 2},
+            {"data": 2, "tensor": 2},
+            {"data": 2, "pipeline": 2, "microbatches": 4},
+            {"pipeline": 4, "microbatches": 8},
+        )
+    ),
+)
+"""Layouts that are trained on one host."""
+
+ACROSS = (
+    *(
+        Trained(sizes=sizes, hosts=2)
+        for sizes in (
+            {"data": 2},
+            {"shard": 2},
+            {"tensor": 2},
+            {"pipeline": 2, "microbatches": 4},
+            {"context": 2},
+        )
+    ),
+    *(
+        Trained(sizes=sizes, hosts=2, per_host=2)
+        for sizes in ({"data": 4}, {"data": 2, "tensor": 2}, {"tensor": 2, "pipeline": 2, "microbatches": 4})
+    ),
+)
+"""Layouts that are trained on hosts with links between them."""
+
+
+def shape_of(model: str) -> DecoderShape:
+    """Return the shape of one of :data:`MODELS`."""
+    size = MODELS[model]
+    return DecoderShape(
+        name=model,
+        vocabulary=size.vocabulary,
+        width=size.width,
+        layers=size.num_layers,
+        heads=size.num_heads,
+        hidden=math.ceil(8 * size.width / 3 / 32) * 32,
+        sequence=POSITIONS,
+    )
+
+
+def compare_steps(models: Sequence[str], megabits: float | None = None) -> Iterator[dict[str, Any]]:
+    """Measure steps of decoders on this machine, and predict each from layers and links measured beside it.
+
+    Args:
+        models: keys of :data:`MODELS`.
+        megabits: rate of the links of hosts that are made; None to train :data:`HERE` on one host.
+
+    Yields:
+        A row for each layout: ``model``, ``layout``, ``hosts``, ``ranks``, ``megabits``, ``measured_s`` (median of
+        steps on the slowest rank), ``predicted_s``, ``ratio``, ``step_s`` and ``memory_bytes`` by kind as predicted,
+        ``measured_bytes`` (what the fullest rank has grown by) and ``memory_ratio``.
+
+    Raises:
+        RankError: if a rank failed.
+    """
+    trained = HERE if megabits is None else ACROSS
+    cores = len(os.sched_getaffinity(0))
+    groups: dict[tuple[int, int], list[Trained]] = {}
+    for layout in trained:
+        groups.setdefault((layout.hosts, layout.per_host), []).append(layout)
+    with ExitStack() as stack:
+        hosts: Sequence[Namespace] = ()
+        if megabits is not None:
+            most = max(layout.hosts for layout in trained)
+            hosts = stack.enter_context(limited_hosts(most, megabits / 1000))
+        for (num_hosts, per_host), layouts in groups.items():
+            ranks = num_hosts * per_host
+            of_ranks = [hosts[rank // per_host] for rank in range(ranks)] if hosts else []
+            inside = measure_link(ranks) if per_host > 1 else None
+            between: Link | None = None
+            if num_hosts > 1:
+                between = measure_link(num_hosts, hosts=hosts[:num_hosts])
+                between = replace(between, bytes_per_s=between.bytes_per_s / per_host)
+            group = stack.enter_context(RankGroup("torch", ranks, hosts=of_ranks))
+            group.wait_until_ready()
+            for model in models:
+                shape, turns = shape_of(model), max(1.0, ranks / cores)
+                device = measure_device(shape, _RECIPE, ranks=min(ranks, cores), rows=ROWS, shared_by=turns)
+                cluster = make_cluster(
+                    device, hosts=num_hosts, devices_per_host=per_host, inside=inside, between=between
+                )
+                for layout in layouts:
+                    measured_s, measured_bytes = _measure(group, model, layout)
+                    yield {
+                        **_predict(shape, cluster, layout, measured_s, measured_bytes),
+                        "megabits": megabits,
+                    }
+
+
+def _measure(group: RankGroup, model: str, layout: Trained) -> tuple[float, int]:
+    """Seconds of a step on the slowest rank, and bytes that the fullest rank uses for it."""
+    is_plain = set(layout.sizes) == {"data"}
+    announce(f"training {model}, {layout.label} on {layout.ranks} ranks")
+    turn = {
+        "benchmark": "scaling",
+        "contender": layout.label,
+        "repetitions": _STEPS,
+        "operations": 1,
+        "case": {
+            "model": model,
+            "rows": ROWS,
+            "threads": 1,
+            "data": "",
+            "watches_memory": True,
+            "way": ("alone" if layout.ranks == 1 else "DataParallel") if is_plain else "",
+            "sizes": None if is_plain else dict(layout.sizes),
+        },
+    }
+    answers = group.take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
+    steps = [max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)]
+    return statistics.median(steps), max(answer["result"]["used_bytes"] for answer in answers)
+
+
+def _predict(
+    shape: DecoderShape, cluster: Cluster, layout: Trained, measured_s: float, measured_bytes: int
+) -> dict[str, Any]:
+    sizes = Parallelism(**layout.sizes).resolve(layout.ranks)
+    assert sizes.data is not None, "resolved"
+    passes = sizes.microbatches or 1
+    rows = ROWS / (sizes.data * sizes.shard) / passes
+    step = step_time(shape, cluster, sizes, rows=rows, microbatches=passes, recipe=_RECIPE)
+    memory = memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=_RECIPE, is_fused=False)
+    return {
+        "model": shape.name,
+        "layout": layout.label,
+        "hosts": layout.hosts,
+        "ranks": layout.ranks,
+        "measured_s": measured_s,
+        "predicted_s": step.total,
+        "ratio": step.total / measured_s,
+        "step_s": vars(step),
+        "measured_bytes": measured_bytes,
+        "memory_bytes": vars(memory),
+        "memory_ratio": memory.total / measured_bytes,
+    }

@@ -62,8 +62,10 @@ def test_a_single_rank_communicates_nothing() -> None:
     assert step.exposed == step.hidden == step.bubble == step.contention == 0
 
 
-def test_without_links_replicas_take_as_long_as_one_rank() -> None:
-    free = replace(CLUSTER, inside=FREE, between=FREE)
+def test_without_links_and_copies_replicas_take_as_long_as_one_rank() -> None:
+    free = replace(
+        CLUSTER, inside=FREE, between=FREE, device=replace(CLUSTER.device, bandwidth=FREE.bytes_per_s)
+    )
     alone = time(Parallelism(data=1), free)
     for sizes in (Parallelism(data=32), Parallelism(data=4, shard=8)):
         assert time(sizes, free).products == alone.products
@@ -91,6 +93,19 @@ def test_faster_links_and_devices_make_no_step_slower() -> None:
     ):
         assert time(sizes, fast).total <= time(sizes, slow).total
         assert time(sizes, replace(fast, device=DEVICES["a100"])).compute > time(sizes, fast).compute
+
+
+def test_gradients_of_replicas_are_copied_to_where_they_are_reduced() -> None:
+    free = replace(CLUSTER, inside=FREE, between=FREE)
+    copied_s = 2 * 4 * SHAPE.parameters / free.device.bandwidth
+    assert time(Parallelism(data=32), free).data == pytest.approx(copied_s)
+
+
+def test_ranks_that_take_turns_fill_each_others_waiting() -> None:
+    pipeline = Parallelism(data=1, pipeline=4)
+    shared = replace(CLUSTER, device=replace(CLUSTER.device, shared_by=2.0))
+    assert time(pipeline).bubble > 0
+    assert time(pipeline, shared).bubble == 0
 
 
 def test_hidden_communication_counts_only_as_contention() -> None:

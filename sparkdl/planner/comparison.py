@@ -60,7 +60,11 @@ class Trained:
     @property
     def label(self) -> str:
         """A short name."""
-        return ", ".join(f"{name} {value}" for name, value in self.sizes.items())
+        names = {"sharding_stage": "ZeRO", "microbatches": "in"}
+        return ", ".join(
+            name if value is True else f"{names.get(name, name)} {value}"
+            for name, value in self.sizes.items()
+        )
 
 
 HERE = (

@@ -252,6 +252,7 @@ def _bars(
 def plot_comparison(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the planner's time and memory of each step over the measured ones, by rate of the link."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(13, 6), layout="constrained")
     panels = (
@@ -276,8 +277,9 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("measured")
         axes.set_ylabel("planner")
         axes.set_title(title)

@@ -153,7 +153,7 @@ def measure_device(
         of_others.append((3 * number * recipe.passes * part.outside_moved, 0.0, max(others, 0.01 * head)))
     operation_s, weights_s = _shares(of_products)
     moved_s, block_s = _shares(of_others)
-    updated = blocks * numbers.block
+    updated = float(blocks * numbers.block)
     updated *= 2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes
     attention_s = found[f"attention, {rows} x {shape.sequence}"]
     known = _known_gpu() if has_gpu else None
@@ -179,7 +179,7 @@ def measure_device(
 
 
 def _shares(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Seconds of one unit of two kinds of work, neither below zero, that explain measured times best.
+    """Seconds of one unit of two kinds of work that explain measured times best: the first above zero, or both.
 
     Args:
         samples: units of both kinds and seconds of each measurement; they are fitted by their relative errors.
@@ -189,11 +189,11 @@ def _shares(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float
     aa, bb = sum(a * a for a, _ in scaled), sum(b * b for _, b in scaled)
     ab, a1, b1 = sum(a * b for a, b in scaled), sum(a for a, _ in scaled), sum(b for _, b in scaled)
     determinant = aa * bb - ab * ab
-    choices = [(a1 / aa, 0.0), (0.0, b1 / bb if bb else 0.0)]
+    choices = [(a1 / aa, 0.0)]
     if determinant > 1e-9 * aa * bb:
         choices.append(((a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant))
     for x, y in choices:
-        if x >= 0 and y >= 0:
+        if x > 0 and y >= 0:
             error = sum((a * x + b * y - 1) ** 2 for a, b in scaled)
             best = min(best, (error, x, y))
     return best[1:]

@@ -256,21 +256,28 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(13, 6), layout="constrained")
     panels = (
-        ("time of a step, in seconds", 0.15, lambda row: (row["measured_s"], row["predicted_s"])),
+        (
+            "time of a step, in seconds",
+            0.15,
+            {id(row): (row["measured_s"], row["predicted_s"]) for row in rows},
+        ),
         (
             "memory of the fullest rank, in MiB",
             0.1,
-            lambda row: (row["measured_bytes"] / 2**20, sum(row["memory_bytes"].values()) / 2**20),
+            {
+                id(row): (row["measured_bytes"] / 2**20, sum(row["memory_bytes"].values()) / 2**20)
+                for row in rows
+            },
         ),
     )
     rates = dict.fromkeys(row["megabits"] for row in rows)
-    for axes, (title, limit, points_of) in zip(figure.subplots(1, 2), panels, strict=True):
+    for axes, (title, limit, point_of) in zip(figure.subplots(1, 2), panels, strict=True):
         for rate, marker in zip(rates, "osD^v<>", strict=False):
-            points = [points_of(row) for row in rows if row["megabits"] == rate]
+            points = [point_of[id(row)] for row in rows if row["megabits"] == rate]
             name = "one host" if rate is None else f"hosts with links of {rate:g} Mbit/s"
             axes.scatter(*zip(*points, strict=True), marker=marker, alpha=0.8, label=name)
-        every = [points_of(row)[0] for row in rows]
-        ends = [0.8 * min(every), 1.25 * max(every)]
+        measured = [point_of[id(row)][0] for row in rows]
+        ends = [0.8 * min(measured), 1.25 * max(measured)]
         axes.plot(ends, ends, color="gray", label="as measured")
         below, above = ([factor * end for end in ends] for factor in (1 - limit, 1 + limit))
         axes.fill_between(ends, below, above, color="gray", alpha=0.2, label=f"within {limit:.0%}")

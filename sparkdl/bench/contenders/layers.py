@@ -70,13 +70,13 @@ def _attention(case: Mapping[str, Any]) -> Part:
     size = case["head_size"]
     heads = [case["heads"], case["key_heads"], case["key_heads"]]
     dtype = torch.bfloat16 if case["autocast"] else torch.float32
-    inputs = [
+    query, key, value = (
         torch.randn(case["rows"], number, case["positions"], size, dtype=dtype, requires_grad=True)
         for number in heads
-    ]
+    )
     is_grouped = case["heads"] != case["key_heads"]
     attend = functools.partial(scaled_dot_product_attention, is_causal=True, enable_gqa=is_grouped)
-    return lambda: _summed(attend(*inputs)), inputs
+    return lambda: _summed(attend(query, key, value)), [query, key, value]
 
 
 def _blocks(case: Mapping[str, Any]) -> Part:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
 
 
-class Evaluation(ShownAsText, ABC):
+class ModelEvaluation(ShownAsText, ABC):
     """How good the predictions for one label column are."""
 
     @property
@@ -50,7 +50,7 @@ class Evaluation(ShownAsText, ABC):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ClassificationEvaluation(Evaluation):
+class ClassificationEvaluation(ModelEvaluation):
     """How good the predicted classes are. ``print`` and notebooks show the metrics.
 
     Attributes:
@@ -215,7 +215,7 @@ class ClassificationEvaluation(Evaluation):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RegressionEvaluation(Evaluation):
+class RegressionEvaluation(ModelEvaluation):
     """How good predicted numbers are. ``print`` and notebooks show the metrics.
 
     Attributes:
@@ -247,7 +247,9 @@ class RegressionEvaluation(Evaluation):
         }
 
 
-def evaluate(model: TorchModel, dataset: DataFrame, name: str | None) -> Evaluation | dict[str, Evaluation]:
+def evaluate(
+    model: TorchModel, dataset: DataFrame, name: str | None
+) -> ModelEvaluation | dict[str, ModelEvaluation]:
     """Evaluate a model; see :meth:`sparkdl.estimators.TorchModel.evaluate`."""
     check_frame(dataset, "evaluate")
     outputs, labels = model.saved.signature.outputs, model.getLabelCols()
@@ -268,7 +270,7 @@ def evaluate(model: TorchModel, dataset: DataFrame, name: str | None) -> Evaluat
             )
     rows = _answers(model, dataset, labels)
     rows = rows.persist() if len(outputs) > 1 else rows
-    evaluations: dict[str, Evaluation] = {}
+    evaluations: dict[str, ModelEvaluation] = {}
     with reading_job(dataset.sparkSession, "evaluating the model"):
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
             columns = tuple(F.col(f"{part}{index}") for part in ("label", "prediction", "score"))
@@ -378,7 +380,7 @@ def _numbers(rows: DataFrame, label: Column, prediction: Column) -> RegressionEv
     )
 
 
-def _log(run_id: str, evaluations: dict[str, Evaluation], name: str) -> None:
+def _log(run_id: str, evaluations: dict[str, ModelEvaluation], name: str) -> None:
     """Log metrics, and pictures if matplotlib is installed, to the run of the fit."""
     metrics: dict[str, float] = {}
     files: dict[str, bytes] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 class RowSums(ABC):
-    """A metric that follows from sums over rows. Subclasses are frozen dataclasses, which travel to the ranks."""
+    """A metric that follows from sums over rows. Subclasses are frozen dataclasses, which travel to the ranks.
 
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Number of sums."""
+    Attributes:
+        size: number of sums.
+    """
+
+    size: ClassVar[int]
 
     @abstractmethod
     def add(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> None:
@@ -60,16 +61,13 @@ class Accuracy(RowSums):
     kind: PredictionKind
     ignored: int | None = None
 
-    @property
-    def size(self) -> int:
-        """Two: right and counted labels."""
-        return 2
+    size: ClassVar[int] = 2  # right and counted labels
 
     def add(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the rows of a batch; see :class:`RowSums`."""
         if self.kind in ("class", "class_margin"):
             predicted = outputs.argmax(dim=1)
-            labels = targets.argmax(dim=1) if targets.is_floating_point() else targets
+            labels = _class_labels(targets)
         else:
             predicted = outputs > (0 if self.kind == "binary_logit" else 0.5)
             labels = targets > 0.5
@@ -85,6 +83,11 @@ class Accuracy(RowSums):
     def value(self, sums: npt.NDArray[np.float64]) -> float:
         """Return the share from 0 to 1; NaN without rows."""
         return float(sums[0] / sums[1]) if sums[1] else math.nan
+
+
+def _class_labels(targets: Tensor) -> Tensor:
+    """Return the numbers of the classes; for rows of class probabilities, that of the most probable class."""
+    return targets.argmax(dim=1) if targets.is_floating_point() else targets
 
 
 _NUM_BINS = 1 << 16
@@ -106,16 +109,13 @@ class AreaUnderROC(RowSums):
     kind: PredictionKind
     ignored: int | None = None
 
-    @property
-    def size(self) -> int:
-        """Numbers of rows of both classes for each rounded score."""
-        return 2 * _NUM_BINS
+    size: ClassVar[int] = 2 * _NUM_BINS  # rows of both classes by rounded score
 
     def add(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the rows of a batch; see :class:`RowSums`."""
         if self.kind in ("class", "class_margin"):
             scores = outputs[:, 1] - outputs[:, 0]
-            labels = targets.argmax(dim=1) if targets.is_floating_point() else targets
+            labels = _class_labels(targets)
         else:
             scores = outputs if self.kind == "binary_logit" else torch.logit(outputs)
             labels = (targets > 0.5).long()
@@ -151,10 +151,7 @@ class MeanError(RowSums):
 
     name: str
 
-    @property
-    def size(self) -> int:
-        """Two: the sum of the errors and their number."""
-        return 2
+    size: ClassVar[int] = 2  # the sum of the errors and their number
 
     def add(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the rows of a batch; see :class:`RowSums`."""
@@ -178,10 +175,9 @@ class RSquared(RowSums):
 
     center: float = 0.0
 
-    @property
-    def size(self) -> int:
-        """Four: of the errors' squares, the labels, the labels' squares, and the number of rows."""
-        return 4
+    size: ClassVar[int] = (
+        4  # sums of the errors' squares, the labels and their squares, and the number of rows
+    )
 
     def add(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the rows of a batch; see :class:`RowSums`."""
@@ -249,7 +245,7 @@ class LibraryMetric:
         if self.kind == "value":
             return outputs.reshape(targets.shape), targets
         if self.kind in ("class", "class_margin"):
-            targets = targets.argmax(dim=1) if targets.is_floating_point() else targets
+            targets = _class_labels(targets)
             outputs = outputs.softmax(dim=1)
             outputs = outputs[:, 1] if self.num_classes == 2 else outputs
         elif self.kind == "binary_logit":

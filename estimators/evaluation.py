@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,13 @@ from pyspark.sql import functions as F
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted
 from sparkdl.data.spark.reading import reading_job
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.estimators.summary import ShownAsText
 from sparkdl.model.predictor import has_scores
 from sparkdl.tracking import add_to_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -269,9 +270,8 @@ def evaluate(
                 "them by a function of your own on transform's rows."
             )
     rows = _answers(model, dataset, labels)
-    rows = rows.persist() if len(outputs) > 1 else rows
     evaluations: dict[str, ModelEvaluation] = {}
-    with reading_job(dataset.sparkSession, "evaluating the model"):
+    with reading_job(dataset.sparkSession, "evaluating the model"), _kept(rows, is_kept=len(outputs) > 1):
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
             columns = tuple(F.col(f"{part}{index}") for part in ("label", "prediction", "score"))
             of_label: Any = (
@@ -282,11 +282,21 @@ def evaluate(
                     f"None of {of_label.numLeftOut:,} rows has both a label in column {label!r} and a prediction."
                 )
             evaluations[label] = of_label
-        if len(outputs) > 1:
-            rows.unpersist()
     if name is not None and model.summary.run_id is not None:
         _log(model.summary.run_id, evaluations, name)
     return evaluations if len(outputs) > 1 else evaluations[labels[0]]
+
+
+@contextmanager
+def _kept(rows: DataFrame, *, is_kept: bool) -> Iterator[None]:
+    """Keep rows that several jobs read, for the time of a block."""
+    if is_kept:
+        rows.persist()
+    try:
+        yield
+    finally:
+        if is_kept:
+            rows.unpersist()
 
 
 def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str]) -> DataFrame:
@@ -307,22 +317,30 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str]) -> Da
         of_label = (lambda name, field=output.name: F.col(name)[field]) if len(outputs) > 1 else F.col
         kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
         columns += [
-            F.col(quoted(label)).cast(kind).alias(f"label{index}"),
+            _label(F.col(quoted(label)).cast(kind), output, kind).alias(f"label{index}"),
             of_label(prediction).alias(f"prediction{index}"),
             (_score(of_label(raw), output) if _is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
         ]
     return scored.select(*columns)
 
 
+def _label(label: Column, output: ModelOutput, kind: str) -> Column:
+    """Return a label, null for NaN, and for a number below 0 where the classes are numbered, as losses ignore it."""
+    if kind != "double":
+        return label
+    label = F.nanvl(label, F.lit(None).cast("double"))
+    return F.when(label >= 0, label) if output.kind != "value" and output.classes is None else label
+
+
 def _is_scored(output: ModelOutput) -> bool:
     return has_scores(output) and output.num_classes in (None, 2)
 
 
-_SCORE_BITS = 10
+_SCORE_BITS = 14
 
 
 def _score(raw: Column, output: ModelOutput) -> Column:
-    """Return the score of the second of two classes, rounded to a mantissa of 10 bits: rows are counted by score."""
+    """Return the score of the second of two classes, rounded to a mantissa of 14 bits: rows are counted by score."""
     scores = vector_to_array(raw)
     score = scores[1] - scores[0]
     if output.kind == "binary_probability":
@@ -338,10 +356,13 @@ def _classes(
     counted = rows.groupBy(label, prediction, score).count().collect()
     complete = [row for row in counted if row[0] is not None and row[1] is not None]
     known = output.classes or tuple(range(output.num_classes or 2))
-    labels = (
-        *known,
-        *sorted({row[0] for row in complete} - set(known)),
-    )  # and those that no training row has
+    strange = sorted({row[0] for row in complete} - set(known))  # as no training row has
+    labels = (*known, *strange)
+    if complete and output.classes and not any(row[0] in output.classes for row in complete):
+        raise DataError(
+            f"No row has a label that is one of the model's classes: the column holds {listed(map(repr, strange))}, "
+            f"and the classes are {listed(map(repr, known))}. Change the values of the column to those."
+        )
     number_of = {value: number for number, value in enumerate(labels)}
     confusion = np.zeros((len(labels), len(labels)), np.int64)
     for row in complete:

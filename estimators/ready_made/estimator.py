@@ -25,7 +25,7 @@ from torch import nn
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.errors import DataError, listed
+from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import check_entries
@@ -131,6 +131,11 @@ class _LearningEstimator(TorchEstimator):
         recipe = self._of.make(dataset, training, spark)
         metrics = self.getOrDefault(self.metrics) if self.isSet(self.metrics) else [*self.getMetrics()]
         if not self.isSet(self.metrics) and recipe.num_classes not in (None, 2):
+            if (self.getBestMetric() or "").removeprefix("val_") == "auroc":
+                raise ParamError(
+                    f"Param bestMetric is {self.getBestMetric()!r}, and there are {recipe.num_classes} classes: the "
+                    "AUROC of more than two is computed by torchmetrics, if metrics=['auroc'] asks for it."
+                ).about("bestMetric", "metrics")
             metrics.remove("auroc")
         return self.copy()._set(
             model=recipe.network,

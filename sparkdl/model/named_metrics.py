@@ -69,8 +69,9 @@ class Accuracy(RowSums):
             predicted = outputs.argmax(dim=1)
             labels = _class_labels(targets)
         else:
-            predicted = outputs > (0 if self.kind == "binary_logit" else 0.5)
+            predicted = _like(outputs, targets, "accuracy") > (0 if self.kind == "binary_logit" else 0.5)
             labels = targets > 0.5
+        _check_shapes(predicted, labels, "accuracy")
         is_right = predicted == labels
         if self.ignored is None or targets.is_floating_point():
             sums[1] += is_right.numel()
@@ -78,7 +79,7 @@ class Accuracy(RowSums):
             counts = labels != self.ignored
             is_right = is_right & counts
             sums[1] += counts.sum()
-        sums[0] += is_right.sum()
+        sums[0] += torch.where(outputs.isnan().any(), math.nan, is_right.sum())
 
     def value(self, sums: npt.NDArray[np.float64]) -> float:
         """Return the share from 0 to 1; NaN without rows."""
@@ -99,7 +100,8 @@ class AreaUnderROC(RowSums):
 
     It is the probability that a row of the second class has a higher score than a row of the first one (Hanley and
     McNeil, "The Meaning and Use of the Area under a ROC Curve", 1982). Scores are logits, rounded to the 7 bits of
-    bfloat16's mantissa; rows with equal rounded scores count one half.
+    bfloat16's mantissa; rows with equal rounded scores count one half. Scores that differ by less than a percent of
+    their size are thus not told apart, as those of a model that predicts nearly the same for all rows.
 
     Attributes:
         kind: meaning of the outputs.
@@ -120,11 +122,12 @@ class AreaUnderROC(RowSums):
             scores = outputs if self.kind == "binary_logit" else torch.logit(outputs)
             labels = (targets > 0.5).long()
         scores, labels = scores.flatten(), labels.flatten()
+        _check_shapes(scores, labels, "auroc")
         if self.ignored is not None:
             counts = labels != self.ignored
             scores, labels = scores[counts], labels[counts]
         bins = _bin_of(scores) + _NUM_BINS * labels
-        sums.index_add_(0, bins, torch.ones((), dtype=sums.dtype, device=sums.device).expand(len(bins)))
+        sums.index_add_(0, bins, torch.where(scores.isnan(), math.nan, 1.0).to(sums.dtype))
 
     def value(self, sums: npt.NDArray[np.float64]) -> float:
         """Return the area from 0 to 1; NaN if a class has no rows."""
@@ -196,19 +199,33 @@ class RSquared(RowSums):
         """Return the share, at most 1 and below 0 if the mean label is better; NaN if all labels are equal."""
         errors, total, squares, count = sums
         variation = squares - total * total / count if count else 0.0
-        return float(1 - errors / variation) if variation > 0 else math.nan
+        return float(1 - errors / variation) if variation > _ROUNDING * squares else math.nan
+
+
+_ROUNDING = 1e-10
+"""Share of the sum of squares below which a variation may be rounding."""
 
 
 def _errors(name: str, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the differences as float64, of shape ``(numbers,)``."""
+    return _like(outputs, targets, name).flatten().double() - targets.flatten().double()
+
+
+def _like(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
+    """Return outputs in the shape of the labels, which may lack a last axis of one."""
     if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
+    _check_shapes(outputs, targets, name)
+    return outputs
+
+
+def _check_shapes(outputs: Tensor, targets: Tensor, name: str) -> None:
+    """Refuse shapes that differ, which torch would compare each with each."""
     if outputs.shape != targets.shape:
         raise ParamError(
             f"Metric {name!r} compares each label with one output, and the outputs have shape {tuple(outputs.shape)}, "
             f"the labels {tuple(targets.shape)}."
         )
-    return outputs.flatten().double() - targets.flatten().double()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -305,8 +305,12 @@ def metrics_of_active_run() -> Iterator[Callable[[int, Mapping[str, float]], Non
 def add_to_run(run_id: str, metrics: Mapping[str, float], files: Mapping[str, bytes]) -> None:
     """Add metrics and files to a run that may have ended, such as that of the fit of a model.
 
-    A thread sends them. What the server has not taken after ten seconds is lost, with a warning.
+    A thread sends them. What the server has not taken after ten seconds is lost, with a warning, and so is all without
+    MLflow.
     """
+    if importlib.util.find_spec("mlflow") is None:
+        _logger.warning("MLflow is not installed, so nothing is added to its run %s.", run_id)
+        return
     with _sending_to(run_id) as put:
         for message in _metrics_messages(0, metrics):
             put(message)
@@ -319,10 +323,10 @@ def _sending_to(run_id: str) -> Iterator[Callable[[Message], None]]:
     """Give a function that has messages sent to a run, until ten seconds after the end of the block."""
     import mlflow
 
-    client, begun = mlflow.MlflowClient(), BegunRun(run_id)
+    uri, begun = mlflow.get_tracking_uri(), BegunRun(run_id)
 
     def send(message: Message) -> None:
-        deliver(client, begun, message, None, {})
+        deliver(mlflow.MlflowClient(uri), begun, message, None, {})
 
     def lose(messages: list[Message]) -> None:
         kinds = ", ".join(sorted({message.kind for message in messages}))

@@ -271,16 +271,6 @@ class _WaitingBatches:
         outputs, targets = zip(*batches, strict=True)
         return [(torch.cat(outputs), torch.cat(targets))]
 
-    def state(self) -> list[list[Tensor]]:
-        """Return copies of the batches in host memory."""
-        copied: list[list[Tensor]] = copy_to_host([list(batch) for batch in self._batches], "waiting batches")
-        return copied
-
-    def load(self, state: list[list[Tensor]], device: torch.device) -> None:
-        """Add what :meth:`state` returned."""
-        self._batches += [(outputs.to(device), targets.to(device)) for outputs, targets in state]
-        self._rows = sum(len(outputs) for outputs, _ in self._batches)
-
 
 class EpochMetrics:
     """All metrics of one pass.
@@ -294,7 +284,7 @@ class EpochMetrics:
     """
 
     def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
-        self._device, self._names = device, tuple(metrics)
+        self._names = tuple(metrics)
         self._waiting = _WaitingBatches()
         self._named: dict[str, SummedMetric] = {}
         self._sums: dict[str, MeanMetric | SummedMetric] = {}
@@ -344,9 +334,9 @@ class EpochMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums and states of this rank so far, waiting for the device."""
+        self._count(self._waiting.take())
         return {
             "sums": {name: metric.sums.cpu().clone() for name, metric in self._sums.items()},
-            "waiting": self._waiting.state(),
             "states": {name: metric.states() for name, metric in self._states.items()},
         }
 
@@ -355,8 +345,6 @@ class EpochMetrics:
         for name, summed in self._sums.items():
             for sums in (state["sums"][name] for state in states if name in state["sums"]):
                 summed.sums += sums.to(summed.sums)
-        for state in states:
-            self._waiting.load(state["waiting"] if self._named else [], self._device)
         for name, metric in self._states.items():
             metric.take([of_rank for state in states for of_rank in state["states"].get(name, ())])
 

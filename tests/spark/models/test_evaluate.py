@@ -96,6 +96,15 @@ def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_mo
     assert found.labels == ("a", "b", "c", "z")
     assert found.numLeftOut == rows.where("letter = 'b'").count()
     assert found.recallByLabel[3] == 0.0
+    with pytest.raises(
+        DataError, match=r"No row has a label that is one of the model's classes: .*'0', '1', '2'"
+    ):
+        model.copy({model.labelCol: "number"}).evaluate(rows)
+    numbered = TorchModel.from_module(nn.Identity(), example=rows, outputs="class", labelCol="price")
+    missing = rows.withColumn(
+        "price", F.expr("CASE number WHEN 0 THEN 0D WHEN 1 THEN DOUBLE('NaN') ELSE -100D END")
+    )
+    assert numbered.evaluate(missing).numInstances == rows.where("number = 0").count()
     with pytest.raises(DataError, match=r"None of 400 rows has both a label in column 'letter'"):
         model.evaluate(rows.withColumn("letter", F.lit(None).cast("string")))
     with pytest.raises(DataError, match="no column 'word'"):

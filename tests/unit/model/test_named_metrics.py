@@ -105,6 +105,29 @@ def test_a_name_that_does_not_fit_is_refused(name, loss, text):
         named_metric(name, loss, num_classes=None)
 
 
+def test_what_rows_do_not_define_is_not_a_number():
+    """Not a large negative R2 of equal labels, and not an area of a model that has diverged."""
+    labels = torch.full((NUM_ROWS,), 0.1)
+    r2 = named_metric("r2", nn.MSELoss(), num_classes=None, center=float(np.mean(np.full(8, 0.1))))
+    assert np.isnan(values({"r2": r2}, labels[:, None] + 1, labels)["r2"])
+    outputs, labels = rows_of(2)
+    outputs[7] = float("nan")
+    found = values(of_classes(["accuracy", "auroc"], nn.CrossEntropyLoss()), outputs, labels)
+    assert np.isnan([found["accuracy"], found["auroc"]]).all()
+
+
+def test_labels_of_fewer_axes_are_compared_row_by_row():
+    """A loss of the user's own may squeeze outputs itself; torch would compare each row with every other."""
+
+    class Smooth(nn.BCEWithLogitsLoss):
+        pass
+
+    outputs, labels = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([1.0, 1.0, 1.0, 0.0])
+    sums = torch.zeros(2, dtype=torch.float64)
+    named_metric("accuracy", Smooth(), num_classes=2).add(sums, outputs, labels)
+    assert sums.tolist() == [3.0, 4.0]
+
+
 def test_outputs_of_another_shape_than_the_labels_are_refused():
     metric = named_metric("rmse", lambda outputs, labels: outputs.sum(), num_classes=None)
     with pytest.raises(ParamError, match=r"outputs have shape \(4, 2\), the labels \(4,\)"):

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sparkdl.launch import RankContext
 
 
-_PURPOSE = b"sparkdl doctor"
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_ATTEMPTS = 16
 _PIECE_BYTES = 4 << 20
@@ -86,7 +85,7 @@ def _try_addresses(
     }
     with AuthenticatedListener(
         secret,
-        purpose=_PURPOSE,
+        purpose=_purpose(rank),
         host=[host for hosts in interfaces.values() for host in hosts] or LOOPBACK,
         on_connection=lambda sock: sock.close(),
     ) as listener:
@@ -99,7 +98,7 @@ def _try_addresses(
                     continue
                 there, port = json.loads(offers[leader])
                 attempts += [
-                    (hosts[leader], name, host, port)
+                    (hosts[leader], name, leader, host, port)
                     for name, addresses in there.items()
                     for host in addresses
                 ]
@@ -108,14 +107,19 @@ def _try_addresses(
         all_gather_bytes(rendezvous, key="interfaces tried", value=b"", **world)
     return [
         (host, name, address, failure)
-        for (host, name, address, _), failure in zip(attempts, failures, strict=True)
+        for (host, name, _, address, _), failure in zip(attempts, failures, strict=True)
     ]
 
 
-def _failure(secret: bytes, host: str, port: int) -> str:
+def _purpose(rank: int) -> bytes:
+    """Return the purpose of connections to a rank: at an address that all hosts have, another rank may listen."""
+    return b"sparkdl doctor, rank %d" % rank
+
+
+def _failure(secret: bytes, rank: int, host: str, port: int) -> str:
     try:
         connect_authenticated(
-            Address((host,), port), secret, purpose=_PURPOSE, timeout_s=_CONNECT_TIMEOUT_S
+            Address((host,), port), secret, purpose=_purpose(rank), timeout_s=_CONNECT_TIMEOUT_S
         ).close()
     except (OSError, SparkdlError) as error:
         return str(error)

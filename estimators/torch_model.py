@@ -228,8 +228,8 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
         Args:
             dataset: DataFrame with the feature columns and ``labelCol``.
-            name: word with which the names begin under which metrics and picture are logged to the MLflow run of the
-                fit, if it has one; None to log nothing.
+            name: prefix of the names of metrics and picture in the fit's MLflow run; None to log nothing. A model
+                without such a run logs nothing either.
 
         Returns:
             The evaluation; with several label columns, a dict of evaluations by label column.

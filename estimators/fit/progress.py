@@ -243,7 +243,9 @@ class FitListener:
             is_new = int(event["epoch"]) not in self._tracked
             self.track(event)
             if kind == "epoch" and is_new and self._on_epoch is not None:
-                self._on_epoch(EpochRecord.from_dict(event))
+                on_epoch, self._on_epoch = self._on_epoch, None  # not again while an exception ends the ranks
+                on_epoch(EpochRecord.from_dict(event))
+                self._on_epoch = on_epoch
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
             step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
             values = {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}

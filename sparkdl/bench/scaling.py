@@ -17,7 +17,7 @@ from math import isclose, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.scaling_jobs import JOBS, POSITIONS, TOKENS
+from sparkdl.bench.contenders.scaling_jobs import DECODERS, JOBS, POSITIONS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
@@ -178,7 +178,7 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
             raise ParamError(
                 f"--batch {arguments.batch} cannot be shared by {count} ranks alike; use a multiple of it."
             )
-    if arguments.data and arguments.model in TOKENS:
+    if arguments.data and arguments.model in DECODERS:
         raise ParamError(f"--data names images, and {arguments.model} reads tokens, which are made.")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
@@ -453,7 +453,7 @@ def make_rows(
                 "median_s": median,
                 "p90_s": percentile(measure.times, 0.9),
                 "rows_per_s": throughput,
-                "tokens_per_s": throughput * POSITIONS if arguments.model in TOKENS else None,
+                "tokens_per_s": throughput * POSITIONS if arguments.model in DECODERS else None,
                 "epoch_s": JOBS[arguments.model].epoch / throughput,
                 "speed_up": throughput / speed_of_one,
                 "efficiency": throughput / speed_of_one / contender.ranks,

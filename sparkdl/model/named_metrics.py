@@ -310,7 +310,7 @@ def named_metric(
     if name in (OF_CLASSES if is_value else OF_NUMBERS):
         predicted, other = ("numbers", OF_NUMBERS) if is_value else ("classes", OF_CLASSES)
         raise ParamError(
-            f"Metric {name!r} does not fit the loss {loss_name}, with which a model predicts {predicted}. Choose "
+            f"Metric {name!r} does not fit the loss {loss_name}: the model predicts {predicted}. Choose "
             f"{', '.join(other)}, a metric of torchmetrics, or a function of (outputs, labels)."
         )
     if name == "accuracy":
@@ -325,8 +325,8 @@ def named_metric(
     wanted = "" if is_value else "Binary" if num_classes in (None, 2) else "Multiclass"
     if wanted not in found:
         raise ParamError(
-            f"Metric {name!r} of torchmetrics is not one of {'numbers' if is_value else 'classes'}, which a model "
-            f"predicts with the loss {loss_name}."
+            f"Metric {name!r} of torchmetrics does not fit the loss {loss_name}: the model predicts "
+            f"{'numbers' if is_value else 'classes'}."
         )
     return LibraryMetric(class_name=found[wanted], kind=kind, num_classes=num_classes, ignored=ignored)
 

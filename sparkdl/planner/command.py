@@ -140,12 +140,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _validate(options: argparse.Namespace) -> None:
+    from sparkdl.bench.contenders.scaling_jobs import DECODERS
     from sparkdl.bench.libraries import names_of
     from sparkdl.bench.namespaces import why_impossible
     from sparkdl.planner import report
-    from sparkdl.planner.comparison import MODELS, compare_steps
+    from sparkdl.planner.comparison import compare_steps
 
-    models = list(MODELS) if options.model is None else names_of(options.model, list(MODELS), "--validate")
+    models = (
+        list(DECODERS) if options.model is None else names_of(options.model, list(DECODERS), "--validate")
+    )
     rates: list[float | None] = [None]
     if options.megabits is not None:
         try:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.scaling_jobs import GPT, POSITIONS, WIDE_GPT
+from sparkdl.bench.contenders.scaling_jobs import DECODERS, POSITIONS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.namespaces import limited_hosts
 from sparkdl.bench.rank_group import RankGroup
@@ -26,9 +26,6 @@ from sparkdl.planner.shape import RECIPES, DecoderShape
 
 if TYPE_CHECKING:
     from sparkdl.bench.namespaces import Namespace
-
-MODELS = {"gpt": GPT, "wide-gpt": WIDE_GPT}
-"""Networks of ``sparkdl bench scaling`` whose steps are compared."""
 
 ROWS = 8
 """Rows of an update, over all ranks."""
@@ -115,8 +112,8 @@ ACROSS = (
 
 
 def shape_of(model: str) -> DecoderShape:
-    """Return the shape of one of :data:`MODELS`."""
-    size = MODELS[model]
+    """Return the shape of one of :data:`~sparkdl.bench.contenders.scaling_jobs.DECODERS`."""
+    size = DECODERS[model]
     return DecoderShape(
         name=model,
         vocabulary=size.vocabulary,
@@ -132,7 +129,7 @@ def compare_steps(models: Sequence[str], megabits: float | None = None) -> Itera
     """Measure steps of decoders on this machine, and predict each from layers and links measured beside it.
 
     Args:
-        models: keys of :data:`MODELS`.
+        models: keys of :data:`~sparkdl.bench.contenders.scaling_jobs.DECODERS`.
         megabits: rate of the links of hosts that are made; None to train :data:`HERE` on one host.
 
     Yields:

@@ -291,7 +291,7 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_ylabel("planner")
         axes.set_title(title)
         axes.legend(fontsize="small")
-    figure.suptitle("Steps of two decoders, and what the planner says about them")
+    figure.suptitle("Steps of decoders on this machine, and what the planner says about them")
     figure.savefig(path)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparkdl.bench import scaling
-from sparkdl.bench.contenders.scaling_jobs import JOBS, TOKENS
+from sparkdl.bench.contenders.scaling_jobs import DECODERS, JOBS
 from sparkdl.bench.namespaces import why_impossible
 from sparkdl.errors import DataError, ParamError
 from tests.bench.parsed import parsed
@@ -142,7 +142,7 @@ def test_contenders_that_cannot_take_part_are_named(options: tuple[str, ...], im
 def test_made_rows_can_be_learned(model: str) -> None:
     job = JOBS[model]
     inputs, labels = job.draw(2000, torch.Generator().manual_seed(0), "", False)
-    if model in TOKENS:
+    if model in DECODERS:
         # Two tokens can follow each one.
         following = torch.stack([(5 * inputs + step) % 4096 for step in (1, 2)])
         assert (following == labels).any(0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -182,27 +183,22 @@ def _adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
-TOKENS = ("gpt", "wide-gpt")
-"""Jobs whose rows are tokens."""
+DECODERS = {"gpt": GPT, "wide-gpt": WIDE_GPT}
+"""Sizes of the decoders, the jobs whose rows are tokens."""
 
 JOBS = {
     "cnn": Job(make_model=_cnn, draw=_draw_images, batch=256, epoch=50_000, make_optimizer=_momentum),
     "resnet": Job(make_model=_resnet, draw=_draw_images, batch=32, epoch=50_000, make_optimizer=_momentum),
-    "gpt": Job(
-        make_model=lambda: make_decoder(GPT),
-        draw=_draw_tokens,
-        batch=16,
-        epoch=10_000,
-        make_optimizer=_adam,
-        can_be_divided=True,
-    ),
-    "wide-gpt": Job(
-        make_model=lambda: make_decoder(WIDE_GPT),
-        draw=_draw_tokens,
-        batch=16,
-        epoch=10_000,
-        make_optimizer=_adam,
-        can_be_divided=True,
-    ),
+    **{
+        name: Job(
+            make_model=partial(make_decoder, size),
+            draw=_draw_tokens,
+            batch=16,
+            epoch=10_000,
+            make_optimizer=_adam,
+            can_be_divided=True,
+        )
+        for name, size in DECODERS.items()
+    },
 }
 """Jobs by the name of their network."""

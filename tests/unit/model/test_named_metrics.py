@@ -96,7 +96,11 @@ def test_logits_between_zero_and_one_are_not_taken_for_probabilities():
     [
         ("accuracy", nn.MSELoss(), "'accuracy' does not fit the loss MSELoss.*rmse"),
         ("rmse", nn.CrossEntropyLoss(), "'rmse' does not fit the loss CrossEntropyLoss.*accuracy"),
-        ("f1_score", nn.MSELoss(), "'f1_score' of torchmetrics is not one of numbers"),
+        (
+            "f1_score",
+            nn.MSELoss(),
+            "'f1_score' of torchmetrics does not fit the loss MSELoss: the model predicts numbers",
+        ),
         ("acuracy", nn.CrossEntropyLoss(), "no metric 'acuracy'.*Did you mean 'accuracy'"),
     ],
 )

@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | wheel | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
+# make setup | demo | test | lint | bench | wheel | docs | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -12,7 +12,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.tx
 TEST_PARTS := test-without-spark test-spark-local test-spark-connect test-spark-cluster
 ALL_PARTS := $(TEST_PARTS) test-native
 
-.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel test-native-sanitizers bench impi lint hooks format clean requirements
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel docs test-native-sanitizers bench impi lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -133,6 +133,11 @@ wheel: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation --outdir build/wheel .
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@ls dist/*.whl
+
+# The documentation as a site, with the reference that is made from the code; a broken link is an error.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	@echo "$(CURDIR)/build/site/index.html"
 
 clean:
 	rm -rf $(VENV) .venv-* build dist

@@ -39,6 +39,12 @@ _COMMANDS = {
         "print_script_path",
         "print the path of the program that spark-submit runs for jobs",
     ),
+    "job-schema": (
+        "sparkdl.jobs.schema",
+        None,
+        "print_schema",
+        "print the JSON Schema of job files, for editors",
+    ),
 }
 """For each subcommand its module, the functions there that declare its options and run it, and what it is for."""
 

@@ -29,6 +29,7 @@ from sparkdl.errors import (
     did_you_mean,
     listed,
 )
+from sparkdl.estimators.fit.class_balance import balance_classes
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import split_rows, validation_column
@@ -295,10 +296,12 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         pair=most_different_rows({name: rows[name] for name in inputs.names}),
     )
     check_names((entry.name for entry in probed.inputs.inputs), params)
-    num_rows = dataset.num_rows if training is None else sum(training.counts or ())
-    _try_scheduler(params, probed, num_rows)
     _check_precision(params)
     heads = with_classes(probed.heads, probed.num_classes, dataset, named)
+    with check_of("classWeights", "sampling"):
+        heads, training = balance_classes(params, heads, probed.num_classes, dataset, training)
+    num_rows = dataset.num_rows if training is None else sum(training.counts or ())
+    _try_scheduler(params, probed, num_rows)
     check_indexed_features(inputs, heads)
     _check_parallelism(params)
     _check_initial_weights(params)

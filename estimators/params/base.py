@@ -44,7 +44,9 @@ _TAKES: dict[Any, str] = {
 """Descriptions of the accepted values, by converter; used in error messages about values of another type."""
 
 _OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "weightCol": ("classweight", "sampleweight", "rowweight", "weight", "weightcolumn"),
+    "classWeights": ("classweight", "weightsbyclas", "balanceclasse"),
+    "sampling": ("sampler", "oversampling", "oversample"),
+    "weightCol": ("sampleweight", "rowweight", "weight", "weightcolumn"),
     "learningRate": ("lr", "stepsize", "rate"),
     "optimizer": ("optim", "lr", "learningrate", "stepsize"),
     "loss": ("criterion", "lossfn", "lossfunction", "objective"),

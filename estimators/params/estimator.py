@@ -138,6 +138,8 @@ class ClassArguments(SharedArguments, total=False):
     """Arguments that the constructors of all classifiers have."""
 
     labels: Labels | Sequence[Labels | None] | None
+    classWeights: Sequence[float] | Mapping[Any, float] | str | None
+    sampling: str | None
     probabilityCol: str | None
     rawPredictionCol: str | None
     predictionType: str | None
@@ -424,6 +426,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             (self.loss, "The loss is what trainStep returns"),
             (self.labels, "A step gets labels as the column holds them"),
             (self.lossWeights, "Weigh the losses in trainStep"),
+            (self.classWeights, "Weigh the rows in trainStep"),
+            (self.sampling, "Repeat rows in the DataFrame, or weigh them in trainStep"),
         ):
             if self.getTrainStep() is not None and self.isSet(forbidden):
                 raise ParamError(

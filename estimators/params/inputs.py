@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
-from pyspark.ml.param import Params, TypeConverters
+from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
     HasLabelCol,
@@ -28,6 +29,9 @@ from sparkdl.model.predictor import DEFAULT_BATCH_SIZE
 from sparkdl.training.spec import AugmentFunction
 
 PASSED_BY: tuple[str, ...] = get_args(GivenBy)
+
+BALANCED = "balanced"
+"""Value of classWeights and sampling with which all classes count equally."""
 
 
 def _to_names(value: Any) -> str | list[str]:
@@ -112,8 +116,28 @@ class HasLabelColumns(HasLabelCol):
         return [names] if isinstance(names, str) else list(names)
 
 
+def _to_class_weights(value: Any) -> Any:
+    """Convert to ``"balanced"``, a list of numbers, or a dict of numbers by label."""
+    if isinstance(value, str):
+        return OneOf(BALANCED)(value)
+    if isinstance(value, Mapping):
+        labels = [label.item() if isinstance(label, np.generic) else label for label in value]
+        return dict(zip(labels, to_numbers(list(value.values())), strict=True))
+    return to_numbers(value)
+
+
+def _check_class_weights(param: Param[Any], value: Any) -> None:
+    weights = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, str):
+        return
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise ParamError(
+            f"Param {param.name} must be numbers of at least 0 that are not all 0, got {value}: {param.doc}."
+        )
+
+
 class HasLabels(Params):
-    """Param ``labels``."""
+    """Params ``labels``, ``classWeights`` and ``sampling``."""
 
     labels, getLabels, setLabels = optional(
         _to_labels,
@@ -121,6 +145,22 @@ class HasLabels(Params):
         "columns; default: the labels found in the rows, in ascending order",
         more="With this Param, the rows may lack a class, as in a fold of ``CrossValidator``, and need not be read to "
         "find the classes. In a list of lists, None stands for a label column whose classes are not named.",
+    )
+    classWeights, getClassWeights, setClassWeights = optional(
+        _to_class_weights,
+        "weights of the rows of each class in the loss: balanced, a list in the order of the classes, or a dict by "
+        "label (>= 0)",
+        check=_check_class_weights,
+        more='``"balanced"`` gives the classes of the training rows equal weight: for n rows and k classes, a row of '
+        "a class with m rows has the weight n / (k m). A label that the dict lacks has weight 1. They multiply the "
+        "weights of ``weightCol``, also on validation rows.",
+    )
+    sampling, getSampling, setSampling = param(
+        OneOf("all", BALANCED),
+        "training rows of an epoch: all of them once, or balanced, which repeats the rows of rarer classes",
+        default="all",
+        more='``"balanced"`` has each row of a class as often as brings the class closest to the size of the largest '
+        "one, and weights make the rest: all classes count equally.",
     )
 
 

@@ -84,11 +84,28 @@ class Head:
         loss: loss function, called with ``(output, labels)``; see :mod:`sparkdl.model.losses`. None where the user's
             own training step computes the loss.
         weight: weight of this head's loss in the sum of all heads' losses.
+        class_weights: weight of the rows of each class in the loss; None if all rows have weight 1.
     """
 
     label: LabelColumn
     loss: LossFunction | None
     weight: float = 1.0
+    class_weights: tuple[float, ...] | None = None
+
+    def row_weights(self, targets: Tensor, weights: Tensor | None) -> Tensor | None:
+        """Return the weights of rows in the loss: those given, times the weights of the rows' classes.
+
+        Args:
+            targets: labels with one number per row, as the loss compares them with the outputs.
+            weights: weights of the rows, of shape ``(rows,)``; None if all have weight 1.
+        """
+        if self.class_weights is None:
+            return weights
+        numbers = (targets > 0.5).long() if targets.is_floating_point() else targets
+        # A label that the loss ignores has no class; the loss leaves it out.
+        numbers = numbers.reshape(-1).clamp(0, len(self.class_weights) - 1)
+        of_class = torch.tensor(self.class_weights, device=targets.device)[numbers]
+        return of_class if weights is None else weights * of_class
 
 
 def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:

@@ -257,7 +257,9 @@ class Objective:
         self.sums = any(reduction_of(loss) == "sum" for loss in self._losses)
         self.weight_depends_on_content = not self.sums and any(
             needs_global_weight(
-                loss, weighted=spec.weight is not None, label_is_scalar=head.label.shape == ()
+                loss,
+                weighted=spec.weight is not None or head.class_weights is not None,
+                label_is_scalar=head.label.shape == (),
             )
             for head, loss in zip(spec.heads, self._losses, strict=False)
         )
@@ -386,8 +388,10 @@ class Objective:
         self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None
     ) -> LossTerm:
         terms = [
-            compute_loss(loss, output, target, weights)
-            for loss, output, target in zip(self._losses, outputs.values(), targets.values(), strict=True)
+            compute_loss(loss, output, target, head.row_weights(target, weights))
+            for head, loss, output, target in zip(
+                self._spec.heads, self._losses, outputs.values(), targets.values(), strict=True
+            )
         ]
         if len(terms) == 1 and self._spec.heads[0].weight == 1:
             return terms[0]

@@ -139,9 +139,7 @@ class RowFilter:
         missing = [name for name in self.columns if name not in table.column_names]
         if missing:
             raise DataError(f"the row filter uses column {missing[0]!r}, which does not exist")
-        from sparkdl.data.dataset.arrow import values_or_nulls  # the data floor is imported without Arrow
-
-        values = {name: values_or_nulls(table.column(name).combine_chunks()) for name in self.columns}
+        values = _values_of(table, self.columns)
         with errors_as(DataError, "the row filter failed"):
             mask = np.asarray(self.keep(values))
         if mask.shape != (table.num_rows,) or mask.dtype != np.bool_:
@@ -152,8 +150,42 @@ class RowFilter:
         return np.flatnonzero(mask)
 
 
-RowChoice: TypeAlias = RowFilter | DrawnRows
+@dataclass(frozen=True, kw_only=True)
+class RepeatedRows:
+    """Rows that an epoch has once or several times, such as those of a rare class.
+
+    Attributes:
+        names: names of the columns that the function uses.
+        repeat: function that takes the values of rows by column name, as for :class:`RowFilter`, and returns how often
+            an epoch has each of them.
+        counts: number of rows of every row group, with repetitions.
+        among: rows among which the function decides; None for all rows.
+    """
+
+    names: tuple[str, ...]
+    repeat: Callable[[Values], npt.NDArray[np.int64]]
+    counts: tuple[int, ...] = field(repr=False)
+    among: RowChoice | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that have to be read."""
+        return tuple(dict.fromkeys((*self.names, *(self.among.columns if self.among else ()))))
+
+    def rows_kept(self, table: pa.Table, row_group: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the rows of a row group, ascending, each as often as an epoch has it."""
+        rows = np.arange(table.num_rows) if self.among is None else self.among.rows_kept(table, row_group)
+        return np.repeat(rows, self.repeat(_values_of(table, self.names))[rows])
+
+
+RowChoice: TypeAlias = RowFilter | DrawnRows | RepeatedRows
 """Rows of a dataset that a feed yields."""
+
+
+def _values_of(table: pa.Table, names: Iterable[str]) -> Values:
+    from sparkdl.data.dataset.arrow import values_or_nulls  # the data floor is imported without Arrow
+
+    return {name: values_or_nulls(table.column(name).combine_chunks()) for name in names}
 
 
 def as_row_choice(row_filter: Any) -> RowChoice | None:
@@ -162,7 +194,7 @@ def as_row_choice(row_filter: Any) -> RowChoice | None:
     Raises:
         DataError: if it is something else.
     """
-    if row_filter is None or isinstance(row_filter, RowFilter | DrawnRows):
+    if row_filter is None or isinstance(row_filter, RowFilter | DrawnRows | RepeatedRows):
         return row_filter
     if callable(getattr(row_filter, "get_fields", None)) and callable(
         getattr(row_filter, "do_include", None)

@@ -9,6 +9,8 @@ from concurrent.futures import wait
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
 from sparkdl.data.dataset.dataset import folder_values
 from sparkdl.data.dataset.row_choice import count_rows
@@ -261,7 +263,7 @@ class EpochReader:
                 f"{len(chosen)} rows pass the row filter now, but {expected} did when they were counted; a filter must "
                 "give the same answer for the same rows every time"
             )
-        if len(chosen) == table.num_rows:
+        if np.array_equal(chosen, np.arange(table.num_rows)):
             return self._pack(table)
         if self._preparation is not None:  # which costs more than leaving the rows out first
             return self._pack(table.take(chosen))

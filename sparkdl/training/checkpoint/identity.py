@@ -327,6 +327,7 @@ def fit_identity(
         if spec.user_step is not None
         else ", ".join(str(described(head.loss)) for head in spec.heads),
         "lossWeights": [head.weight for head in spec.heads],
+        "classWeights": [described(head.class_weights) for head in spec.heads],
         "labelCol": list(spec.label_names),
         **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
         "trainStep": described(spec.user_step),

@@ -27,6 +27,7 @@ from tests.unit.estimators.public_classes import ESTIMATORS, MODELS
 CLASSES = {**ESTIMATORS, **MODELS}
 
 OTHER_VALUES = {
+    "classWeights": [2.0, 1.0],
     "model": nn.Linear(2, 5),
     "loss": nn.MSELoss(),
     "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.5),
@@ -161,13 +162,13 @@ def test_set_params_refuses_unknown_params_with_suggestions(instance):
         instance.setParams(batchsize=3)
     with pytest.raises(ParamError, match="has no Param 'zzz'. The Params are: .*batchSize, .*weightCol"):
         instance.setParams(zzz=3)
-    for others in ("classWeights", "sample_weight"):
+    for others in ("row_weights", "sample_weight"):
         with pytest.raises(ParamError, match=f"has no Param '{others}'. Did you mean weightCol\\?$"):
             instance.setParams(**{others: 3})
 
 
 def test_constructor_refuses_unknown_params_with_suggestions(estimator):
-    others = {"classWeights": "weightCol", "num_epochs": "epochs", "batchsize": "batchSize"}
+    others = {"row_weights": "weightCol", "num_epochs": "epochs", "batchsize": "batchSize"}
     for other, meant in others.items():
         with pytest.raises(ParamTypeError, match=f"has no Param '{other}'. Did you mean {meant}\\?$"):
             type(estimator)(**{other: 3})

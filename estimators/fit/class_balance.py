@@ -61,7 +61,7 @@ def balance_classes(
     dataset: ParquetDataset,
     training: RowChoice | None,
 ) -> tuple[tuple[Head, ...], RowChoice | None]:
-    """Return the heads with class weights, and the training rows with repetitions, as far as Params ask for them.
+    """Return the heads with class weights, and the training rows with repetitions, as classWeights or sampling asks for.
 
     Args:
         params: Params of the fit.
@@ -75,8 +75,6 @@ def balance_classes(
             classWeights names other labels.
     """
     given, is_resampled = params.getClassWeights(), params.getSampling() != "all"
-    if given is None and not is_resampled:
-        return heads, training
     name = "sampling" if given is None else "classWeights"
     if given is not None and is_resampled:
         raise ParamError(

@@ -29,7 +29,6 @@ from sparkdl.errors import (
     did_you_mean,
     listed,
 )
-from sparkdl.estimators.fit.class_balance import balance_classes
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
 from sparkdl.estimators.fit.split import split_rows, validation_column
@@ -298,7 +297,9 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     check_names((entry.name for entry in probed.inputs.inputs), params)
     _check_precision(params)
     heads = with_classes(probed.heads, probed.num_classes, dataset, named)
-    with check_of("classWeights", "sampling"):
+    if params.getClassWeights() is not None or params.getSampling() != "all":
+        from sparkdl.estimators.fit.class_balance import balance_classes  # needed by few fits
+
         heads, training = balance_classes(params, heads, probed.num_classes, dataset, training)
     num_rows = dataset.num_rows if training is None else sum(training.counts or ())
     _try_scheduler(params, probed, num_rows)

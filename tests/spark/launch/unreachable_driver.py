@@ -40,14 +40,19 @@ class UnreachableCoordinator(Coordinator):
 def train(folder: str, what: str) -> dict[str, Any]:
     state = TrainingState(total=torch.zeros(1), step=0)
     began_with = state.step
+    killed = Path(folder, "killed")
     while state.step < STEPS:
+        if what == "lose both" and began_with and dist.get_world_size() == 1 and not killed.exists():
+            time.sleep(0.05)
+            state.commit()  # the rank that is to be killed joins here
+            continue
         ones = torch.ones(1)
         dist.all_reduce(ones)
         state.total += ones / dist.get_world_size()
         time.sleep(0.05)
         if dist.get_rank() == 1:
-            if what == "lose both" and 0 < began_with < state.step and not Path(folder, "killed").exists():
-                Path(folder, "killed").touch()
+            if what == "lose both" and 0 < began_with < state.step and not killed.exists():
+                killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "raise" and state.step == STEPS // 2:
                 raise ValueError("of the user")

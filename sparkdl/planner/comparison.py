@@ -206,7 +206,7 @@ def _predict(
     passes = sizes.microbatches or 1
     rows = ROWS / (sizes.data * sizes.shard) / passes
     step = step_time(shape, cluster, sizes, rows=rows, microbatches=passes, recipe=_RECIPE)
-    memory = memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=_RECIPE, is_fused=False)
+    memory = memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=_RECIPE, is_cpu=True)
     return {
         "model": shape.name,
         "layout": layout.label,

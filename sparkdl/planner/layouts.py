@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import math
@@ -35,6 +36,9 @@ backward pass do not work with sharded stages."""
 _LEAST_POSITIONS = 1024
 """Fewest positions of a rank for which a plan divides sequences."""
 
+
+_MOST_ROWS = 1 << 40
+"""Rows of a pass that fit on no device."""
 
 _ENOUGH_MICROBATCHES = 8
 """Microbatches of each pipeline rank from which on more hardly shorten the waiting, at most an eighth of a step."""
@@ -354,8 +358,12 @@ def _best_of(task: _Question, cluster: Cluster, sizes: Parallelism) -> Layout | 
     if best is None:
         return None
     usable = USABLE * cluster.device.memory_bytes
-    nothing = _memory(task, cluster, best.parallelism, 0, best.passes).total
-    rows = math.floor((usable - nothing) / ((best.memory.total - nothing) / best.rows))
+    sizes, passes = best.parallelism, best.passes
+
+    def exceeds(rows: int) -> bool:
+        return _memory(task, cluster, sizes, rows, passes).total > usable
+
+    rows = best.rows - 1 + bisect.bisect_left(range(best.rows, _MOST_ROWS), True, key=exceeds)
     return replace(best, largest_batch=best.batch // best.rows * rows)
 
 
@@ -457,8 +465,8 @@ def _estimated(
 
 
 def _memory(task: _Question, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> RankMemory:
-    is_fused = not cluster.device.is_cpu
-    return memory_of(task.shape, sizes, rows=rows, microbatches=passes, recipe=task.recipe, is_fused=is_fused)
+    is_cpu = cluster.device.is_cpu
+    return memory_of(task.shape, sizes, rows=rows, microbatches=passes, recipe=task.recipe, is_cpu=is_cpu)
 
 
 def _fits(task: _Question, cluster: Cluster) -> bool:

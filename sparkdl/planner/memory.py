@@ -42,14 +42,15 @@ class StagePart:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMemory:
-    """Bytes on the fullest rank.
+    """Bytes on the fullest rank, at the fullest moment of a step.
 
     Attributes:
         weights: the rank's part of the weights.
-        gradients: their gradients.
+        gradients: their gradients, as far as they are there.
         optimizer: state of the optimizer.
-        activations: what forward passes keep for backward passes.
-        buffers: gathered weights of sharded blocks, casts, outputs and their gradients.
+        activations: what forward passes have kept for backward passes that are to come.
+        buffers: gathered weights of sharded blocks, casts, outputs and their gradients, and the memory in which CPU
+            ranks reduce the gradients of replicas.
     """
 
     weights: float
@@ -151,7 +152,7 @@ def memory_of(
     rows: float,
     microbatches: int,
     recipe: TrainingRecipe,
-    is_fused: bool = True,
+    is_cpu: bool = False,
 ) -> RankMemory:
     """Return the memory of the fullest rank.
 
@@ -161,14 +162,15 @@ def memory_of(
         rows: number of rows of a forward pass.
         microbatches: number of forward passes of an update.
         recipe: how numbers are held.
-        is_fused: whether a norm is one kernel, as on GPUs.
+        is_cpu: whether ranks compute on CPUs, where a norm is several kernels, and replicas copy their gradients to
+            memory that ranks share.
 
     Raises:
         ParamError: if a pipeline has more stages than the model has blocks.
     """
-    numbers = shape.on_rank(sizes, recipe, is_fused=is_fused)
+    numbers = shape.on_rank(sizes, recipe, is_fused=not is_cpu)
     found = (
-        _of_part(numbers, part, sizes, rows, microbatches, recipe)
+        _of_part(numbers, part, sizes, rows, microbatches, recipe, is_cpu=is_cpu)
         for part, _ in parts_of_ranks(shape, numbers, sizes, recipe)
     )
     return max(found, key=lambda memory: memory.total)
@@ -181,32 +183,46 @@ def _of_part(
     rows: float,
     microbatches: int,
     recipe: TrainingRecipe,
+    *,
+    is_cpu: bool,
 ) -> RankMemory:
     number, shards = parameters_of(numbers, part), sizes.shard * sizes.context
     replicas = (sizes.data or 1) if recipe.divides_optimizer else 1
     outside = number - part.layers * numbers.block
-    weights, gradients = number / shards * recipe.weight_bytes, number / shards * recipe.gradient_bytes
+    gradients = number / shards * recipe.gradient_bytes
     buffers = 0.0
-    if shards > 1:
-        # Stages of a pipeline accumulate whole gradients, and so does ZeRO-1.
+    if is_sharded(sizes) and not recipe.divides_optimizer:
+        # Stages of a pipeline accumulate whole gradients and keep gathered weights, and so does ZeRO-1.
         if microbatches > 1 and (sizes.pipeline > 1 or sizes.sharding_stage == 1):
             gradients = number * recipe.gradient_bytes
         # The block that computes and the next one; the gradient of one block until it is scattered.
-        gathered = outside + 2 * numbers.block if sizes.sharding_stage == 3 else number
+        is_freed = sizes.sharding_stage == 3 and sizes.pipeline == 1
+        gathered = outside + 2 * numbers.block if is_freed else number
         buffers += gathered * recipe.gathered_bytes + numbers.block * recipe.reduced_bytes
+    elif (sizes.data or 1) > 1 and is_cpu:
+        buffers += number * recipe.gradient_bytes
     if recipe.casts:
         buffers += number * recipe.compute_bytes
     kept = numbers.inputs if sizes.recompute else numbers.saved
-    activations = part.layers * kept * in_flight(part, sizes, microbatches)
+    activations = rows * part.layers * kept * in_flight(part, sizes, microbatches)
     if sizes.recompute:
         buffers += rows * numbers.saved  # of the block whose gradients are being computed
+    passing = 0.0
     if part.has_last:
-        activations += numbers.outside_saved
-        buffers += rows * numbers.outside_passing
+        activations += rows * numbers.outside_saved
+        passing = rows * numbers.outside_passing
+    if microbatches == 1:
+        # The first backward pass of a block is the fullest moment, or the last one, when all gradients are there.
+        begun = numbers.block + (numbers.after if part.has_last else 0)
+        begun_bytes = min(begun / shards * recipe.gradient_bytes, gradients)
+        if activations + passing + begun_bytes > rows * kept + gradients:
+            gradients = begun_bytes
+        else:
+            activations, passing = rows * kept, 0.0
     return RankMemory(
-        weights=weights,
+        weights=number / shards * recipe.weight_bytes,
         gradients=gradients,
         optimizer=number / shards / replicas * recipe.optimizer_bytes,
-        activations=rows * activations,
-        buffers=buffers,
+        activations=activations,
+        buffers=buffers + passing,
     )

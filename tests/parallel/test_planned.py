@@ -85,7 +85,7 @@ def test_memory_of_every_layout_is_predicted() -> None:
             sizes = Parallelism(**given).resolve(2)
             rows = ROWS // (sizes.data * sizes.shard)
             predicted = memory_of(
-                shape, sizes, rows=rows, microbatches=1, recipe=RECIPES["float32"], is_fused=False
+                shape, sizes, rows=rows, microbatches=2, recipe=RECIPES["float32"], is_cpu=True
             )
             assert predicted.weights + predicted.gradients + predicted.optimizer == state, name
             assert predicted.activations == pytest.approx(saved, rel=0.1), name

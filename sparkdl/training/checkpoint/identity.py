@@ -8,8 +8,8 @@ a folder belong to it, as nothing else tells apart two models of the same struct
 Objects of a fit are described in text. An object has the same description in every process. Two functions may have the
 same description: it consists of the name and of what :func:`functools.partial` binds, not of what the function does.
 
-A dataset is identified by its columns, its row groups and checksums of its rows; of a large dataset only the first rows
-are read.
+A dataset is identified by its columns, its row groups and a checksum of its rows, in their order; of a large dataset
+only the first rows are read.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
+import math
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +38,6 @@ from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch.optim import Optimizer
 
     from sparkdl.data import ParquetDataset
@@ -164,8 +165,7 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
         **{f"the dataset's column {name!r}": _column(dataset, name) for name in names},
         "the dataset's row groups": counts_digest(dataset.row_counts),
         "the dataset's training rows": counts_digest(chosen or dataset.row_counts),
-        "the dataset's first rows": _first_rows(dataset, names, read_timeout_s),
-        "the dataset's rows": _all_rows(dataset, names, read_timeout_s),
+        "the dataset's rows": _rows_checksum(dataset, names, _num_compared(dataset, names), read_timeout_s),
     }
 
 
@@ -173,7 +173,8 @@ def dataset_digest(dataset: ParquetDataset, names: Sequence[str]) -> str:
     """Return a hash of columns of a dataset: of their types, the row counts of row groups, and the first 64 rows."""
     described = [_column(dataset, name) for name in names]
     counts = counts_digest(dataset.row_counts)
-    text = "\n".join([*names, *described, counts, _first_rows(dataset, tuple(names), _DIGEST_TIMEOUT_S)])
+    rows = _rows_checksum(dataset, names, _FIRST_ROWS, _DIGEST_TIMEOUT_S)
+    text = "\n".join([*names, *described, counts, rows])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -187,63 +188,35 @@ def _column(dataset: ParquetDataset, name: str) -> str:
     return f"{column.kind} {column.dtype} {tuple(column.shape)}"
 
 
-def _first_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str:
-    digest = hashlib.sha256()
+def _num_compared(dataset: ParquetDataset, names: Sequence[str]) -> int:
+    row_bytes = sum(dataset.column(name).row_bytes for name in names)
+    return _FIRST_ROWS if dataset.num_rows * row_bytes > _COMPARED_BYTES else dataset.num_rows
+
+
+def _rows_checksum(
+    dataset: ParquetDataset, names: Sequence[str], num_rows: int, read_timeout_s: float
+) -> str:
+    """Return a checksum of the first rows, in their order: a checkpoint counts the rows that were read."""
+    digests = {name: hashlib.sha256(name.encode()) for name in names}
     with data.ParquetFeed(
         dataset,
-        columns=names,
-        batch_size=min(_FIRST_ROWS, dataset.num_rows),
+        columns=tuple(names),
+        batch_size=min(num_rows, _ROWS_AT_ONCE, dataset.num_rows),
         shuffle=False,
         read_timeout_s=read_timeout_s,
     ) as feed:
-        for name, values in next(feed.epoch(0)).items():
-            digest.update(name.encode())
-            if values.dtype == object:
-                digest.update("".join(map(str, values.tolist())).encode())
-            else:
-                digest.update(np.ascontiguousarray(values).tobytes())
-    return f"#{digest.hexdigest()[:16]}"
-
-
-def _all_rows(dataset: ParquetDataset, names: tuple[str, ...], read_timeout_s: float) -> str | None:
-    """Return a checksum of all rows, independent of their order, which Spark may change; None for a large dataset."""
-    row_bytes = sum(dataset.column(name).row_bytes for name in names)
-    if dataset.num_rows * row_bytes > _COMPARED_BYTES:
-        return None
-    total = np.uint64(0)
-    with data.ParquetFeed(
-        dataset, columns=names, batch_size=_ROWS_AT_ONCE, shuffle=False, read_timeout_s=read_timeout_s
-    ) as feed:
-        for batch in feed.epoch(0):
-            hashes = np.zeros(len(batch[names[0]]), np.uint64)
-            for name in names:
-                for words in _words(batch[name]):
-                    hashes = _mixed(hashes ^ words)
-            total = np.add.reduce(hashes, initial=total)
-    return f"#{int(total):016x}"
-
-
-def _words(values: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """Return the content of rows as 64-bit words, of shape ``(words, rows)``; each object becomes a checksum."""
-    if values.dtype == object:
-        sums = [hashlib.blake2b(_content(value), digest_size=8).digest() for value in values]
-        return np.frombuffer(b"".join(sums), np.uint64).reshape(1, -1)
-    flat = np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
-    return np.pad(flat, ((0, 0), (0, -flat.shape[1] % 8))).view(np.uint64).T
+        for batch in itertools.islice(feed.epoch(0), math.ceil(num_rows / _ROWS_AT_ONCE)):
+            for name, values in batch.items():
+                for content in map(_content, values) if values.dtype == object else (values.tobytes(),):
+                    digests[name].update(content)
+    return checksum(b"".join(digest.digest() for digest in digests.values()))
 
 
 def _content(value: Any) -> bytes:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
-    return value if isinstance(value, bytes) else str(value).encode()
-
-
-def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix the bits within each word by the step of splitmix64 (Steele, Lea, Flood 2014)."""
-    words = words + np.uint64(0x9E3779B97F4A7C15)
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    content = value if isinstance(value, bytes) else str(value).encode()
+    return f"{len(content)} ".encode() + content
 
 
 _MODEL_FILES = (

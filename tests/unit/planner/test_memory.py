@@ -60,9 +60,9 @@ def test_memory_of_a_decoder_is_predicted(model: str, precision: str, recompute:
         shape_of_module(Decoder(sizes), sequence=POSITIONS),
         Parallelism(data=1, recompute=recompute),
         rows=ROWS,
-        microbatches=1,
+        microbatches=2,
         recipe=RECIPES[precision],
-        is_fused=False,
+        is_cpu=True,
     )
     assert predicted.weights + predicted.gradients + predicted.optimizer == state
     if precision == "float32":
@@ -121,3 +121,24 @@ def test_fewer_positions_in_parts_need_less_memory_with_tensor_ranks() -> None:
         memory(Parallelism(data=1, tensor=2, sequence=True)),
     )
     assert parted["activations"] < divided["activations"] < memory(ONE)["activations"]
+
+
+def test_gradients_of_a_single_pass_grow_while_activations_are_freed() -> None:
+    """Few rows: all gradients are there at the end; many: all activations are there when the first gradients come."""
+    numbers = SHAPE.on_rank(ONE, FLOAT32)
+    few, many = memory(ONE, rows=1, microbatches=1), memory(ONE, rows=64, microbatches=1)
+    assert few["gradients"] == 4 * SHAPE.parameters
+    assert few["activations"] == numbers.saved
+    assert many["gradients"] == 4 * (numbers.block + numbers.after)
+    assert many["activations"] == 64 * (16 * numbers.saved + numbers.outside_saved)
+    several = memory(ONE, rows=64, microbatches=2)
+    assert several["gradients"] == few["gradients"]
+    assert several["activations"] == many["activations"]
+
+
+def test_replicas_of_cpus_reduce_gradients_in_memory_of_their_own() -> None:
+    on_gpus, on_cpus = (
+        memory_of(SHAPE, Parallelism(data=2), rows=2, microbatches=2, recipe=FLOAT32, is_cpu=is_cpu)
+        for is_cpu in (False, True)
+    )
+    assert on_cpus.buffers - on_gpus.buffers == 4 * SHAPE.parameters

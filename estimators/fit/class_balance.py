@@ -61,7 +61,7 @@ def balance_classes(
     dataset: ParquetDataset,
     training: RowChoice | None,
 ) -> tuple[tuple[Head, ...], RowChoice | None]:
-    """Return the heads with class weights, and the training rows with repetitions, as classWeights or sampling asks for.
+    """Return the heads with class weights, and the training rows with repetitions, as classWeights or sampling asks.
 
     Args:
         params: Params of the fit.

@@ -20,6 +20,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": 1.0,
         "help": "how many times the usual rows to take (default: %(default)s)",
     },
+    "device": {
+        "choices": ("cpu", "cuda"),
+        "default": "cpu",
+        "help": "where the ranks train; cuda takes a GPU for each rank (default: %(default)s)",
+    },
     "json": {"type": local_path, "metavar": "FILE", "help": "write the report there"},
     "plot": {"type": local_path, "metavar": "FILE", "help": "draw it there (needs matplotlib)"},
 }
@@ -45,6 +50,21 @@ def parse_counts(arguments: argparse.Namespace) -> list[int]:
     if not all(part.strip().isdecimal() and int(part) for part in parts):
         raise ParamError(f"--ranks {arguments.ranks} is no list of numbers of ranks, such as 1,2,4.")
     return sorted({int(part) for part in parts})
+
+
+def check_gpus(ranks: int) -> None:
+    """Check that this machine has a GPU for each rank.
+
+    Raises:
+        ParamError: if it has fewer.
+    """
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < ranks:
+        raise ParamError(
+            f"--device cuda needs a GPU for each of {ranks} ranks, and torch {torch.__version__} sees {num_gpus}."
+        )
 
 
 def check_common_arguments(arguments: argparse.Namespace, **least: int) -> None:

@@ -7,6 +7,7 @@ Spark cluster; all rank counts and contenders take turns, so that a machine that
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
 import tempfile
@@ -21,7 +22,7 @@ from sparkdl.bench.contenders.scaling_jobs import DECODERS, JOBS, POSITIONS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
-from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts
+from sparkdl.bench.options import add_common_arguments, check_common_arguments, check_gpus, parse_counts
 from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, percentile, plot_scaling, show
 from sparkdl.cli.local_session import start_session
@@ -115,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--megabits", type=float, help="make a host for each rank, with links of this rate in Mbit/s"
     )
     parser.add_argument("--master", help="run the ranks on a Spark cluster, by the URL of its master")
-    add_common_arguments(parser, "seconds", "json", "plot", seconds=10.0)
+    add_common_arguments(parser, "seconds", "device", "json", "plot", seconds=10.0)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (default: %(default)s)")
 
 
@@ -154,7 +155,7 @@ _LEGEND = (
     "contenders as monitor_communication counts it, of others the time of the same ranks if none communicates (alone)\n"
     "as a share of theirs. utilization: FLOP/s as a share of those of one rank alone on each rank, or on as many as\n"
     "this machine has cores for. processor: share of its threads' time in which a rank computes. epoch: by the median\n"
-    "step. memory: most of a rank."
+    "step. GPU: its load at the end of a turn, as NVML has it. memory: most of a rank, on its GPU with --device cuda."
 )
 
 
@@ -184,6 +185,12 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
     if arguments.megabits is not None:
         _check_hosts(arguments)
+    if arguments.device == "cuda":
+        if arguments.master or arguments.megabits:
+            raise ParamError(
+                "--device cuda uses the GPUs of this machine: leave out --master and --megabits."
+            )
+        check_gpus(counts[-1])
     check_common_arguments(arguments)
     return counts, names_of(arguments.modes, MODES, "--modes")
 
@@ -199,6 +206,9 @@ def impossible_contenders(arguments: argparse.Namespace, contenders: Iterable[st
     """Return why contenders of other libraries cannot take part with these options, by contender."""
     if arguments.master:
         return dict.fromkeys(contenders, "the tasks of --master are launched by sparkdl alone.")
+    if arguments.device == "cuda":
+        why = "its ranks train on CPUs here, and --device cuda on GPUs."
+        return {name: why for name in contenders if name != AGAINST["horovod"][0]}
     if not arguments.megabits:
         return {}
     why = {
@@ -226,23 +236,24 @@ def make_contenders(
     Raises:
         ParamError: if a strategy is none, cannot train the network, or fits none of the numbers of ranks.
     """
-    contenders = [ScalingContender(name="one rank", ranks=1, way="alone")]
+    is_on_gpus = arguments.device == "cuda"
+    library, way = ("torch nccl", "DDP on nccl") if is_on_gpus else ("torch", "DataParallel")
+    own = functools.partial(ScalingContender, library=library)
+    contenders = [own(name="one rank", ranks=1, way="alone")]
     strategies = [text.strip() for text in arguments.strategies.split(",") if text.strip()]
     fits = dict.fromkeys(strategies, False)
     for ranks in counts[1:]:
-        contenders.append(ScalingContender(name="alone", ranks=ranks, way="alone", readers=ranks))
+        contenders.append(own(name="alone", ranks=ranks, way="alone", readers=ranks))
         for strategy in strategies:
             sizes = _sizes(strategy, ranks, arguments.model)
             if sizes is None:
                 continue
             fits[strategy] = True
             if set(sizes) == {"data"}:
-                contenders.append(
-                    ScalingContender(name=strategy, ranks=ranks, way="DataParallel", readers=ranks)
-                )
+                contenders.append(own(name=strategy, ranks=ranks, way=way, readers=ranks))
                 continue
             readers = ranks // prod(sizes.get(name, 1) for name in ("tensor", "context", "pipeline"))
-            contenders.append(ScalingContender(name=strategy, ranks=ranks, sizes=sizes, readers=readers))
+            contenders.append(own(name=strategy, ranks=ranks, sizes=sizes, readers=readers))
         for other in _others(arguments):
             name, library = AGAINST[other]
             if name not in missing:
@@ -291,6 +302,7 @@ def _case(
         "rows": rows,
         "threads": arguments.threads,
         "data": arguments.data,
+        "device": arguments.device,
         "way": contender.way,
         "sizes": None if contender.sizes is None else dict(contender.sizes),
     }
@@ -406,7 +418,7 @@ def _steps_to_accuracy(
     if arguments.accuracy is None:
         return steps
     for contender, case in cases.items():
-        is_one = contender.name == "one rank" or contender.way == "DataParallel"
+        is_one = contender.name == "one rank" or contender.way in ("DataParallel", "DDP on nccl")
         if is_one and case["rows"] not in steps:
             announce(f"training on {contender.ranks} until {arguments.accuracy:g}")
             answers = measure(contender, {**case, "accuracy": arguments.accuracy}, 1)
@@ -428,7 +440,8 @@ def make_rows(
     that do not communicate. ``utilization`` is the speed-up as a share of the possible one, which on this machine is
     the number of ranks that have cores of their own; as all do the same arithmetic, it is a share of FLOP/s.
     """
-    possible = float("inf") if arguments.master else len(os.sched_getaffinity(0)) / arguments.threads
+    has_devices = arguments.master or arguments.device == "cuda"
+    possible = float("inf") if has_devices else len(os.sched_getaffinity(0)) / arguments.threads
     medians = {contender: statistics.median(measure.times) for contender, measure in measured.items()}
     (one,) = (contender for contender in measured if contender.name == "one rank")
     alone = {contender.ranks: medians[contender] for contender in measured if contender.way == "alone"}
@@ -439,7 +452,7 @@ def make_rows(
         throughput = rows_of_step / median
         counted = [result["waits"] for result in measure.results if result["waits"] is not None]
         efficiency = min(1.0, alone[contender.ranks] / median) if contender.sizes is None else None
-        if counted and contender.library == "torch":
+        if counted and contender.library in ("torch", "torch nccl"):
             efficiency = 1.0 - statistics.fmean(counted)
         steps = steps_to_accuracy.get(rows_of_step)
         is_trained = contender.way != "alone" or contender is one
@@ -460,6 +473,7 @@ def make_rows(
                 "communication_efficiency": None if contender.way == "alone" else efficiency,
                 "utilization": throughput / speed_of_one / min(contender.ranks, possible),
                 "processor": statistics.fmean(result["processor"] for result in measure.results),
+                "gpu": _mean([result["gpu"] for result in measure.results]),
                 "memory_bytes": max(result["memory_bytes"] for result in measure.results),
                 "accuracy_s": steps * median if steps is not None and is_trained else None,
             }
@@ -467,9 +481,14 @@ def make_rows(
     return rows
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
 def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table to print."""
-    has_accuracy = any(row["accuracy_s"] is not None for row in rows)
+    has_accuracy, has_gpus = (any(row[name] is not None for row in rows) for name in ("accuracy_s", "gpu"))
     header = [
         "case",
         "ranks",
@@ -482,6 +501,9 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
         "communication efficiency",
         "utilization",
         "processor",
+        *(["GPU"] if has_gpus else []),
+        "memory",
+        *(["to accuracy"] if has_accuracy else []),
     ]
     table = []
     for row in rows:
@@ -497,9 +519,11 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
             "" if row["communication_efficiency"] is None else f"{row['communication_efficiency']:.0%}",
             f"{row['utilization']:.0%}",
             f"{100 * row['processor']:.0f}%",
-            f"{row['memory_bytes'] / 2**20:.0f} MiB",
         ]
+        if has_gpus:
+            cells.append("" if row["gpu"] is None else f"{row['gpu']:.0%}")
+        cells.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
         if has_accuracy:
             cells.append("" if row["accuracy_s"] is None else format_time(row["accuracy_s"]))
         table.append(tuple(cells))
-    return format_columns((*header, "memory", *(["to accuracy"] if has_accuracy else [])), table)
+    return format_columns(tuple(header), table)

@@ -13,7 +13,7 @@ from typing import Any
 from sparkdl.bench.contenders.step import MODELS
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.bench.libraries import missing_contenders, names_of
-from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments, check_gpus
 from sparkdl.bench.report import format_time, plot_steps, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
@@ -52,17 +52,11 @@ _LEGENDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, "ranks", "seconds", "json", "plot", seconds=5.0)
+    add_common_arguments(parser, "ranks", "seconds", "device", "json", "plot", seconds=5.0)
     parser.add_argument(
         "--models",
         default=",".join(MODELS),
         help="sizes of the model in parameters, separated by commas (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="where the ranks train; cuda takes a GPU for each rank (default: %(default)s)",
     )
     parser.add_argument(
         "--rows", type=int, default=2, help="rows of 16 vectors in the batch of a rank (default: %(default)s)"
@@ -83,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "alone" in missing:
         raise ParamError(f"sparkdl bench step: {missing['alone']}")
     if arguments.device == "cuda":
-        _check_gpus(arguments.ranks)
+        check_gpus(arguments.ranks)
     cases = make_cases(arguments.models, arguments.rows, arguments.device)
     contest = Contest(
         benchmark="step",
@@ -106,16 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plot_steps(rows, arguments.plot)
     return 0
-
-
-def _check_gpus(ranks: int) -> None:
-    import torch
-
-    num_gpus = torch.cuda.device_count()
-    if num_gpus < ranks:
-        raise ParamError(
-            f"--device cuda needs a GPU for each of {ranks} ranks, and torch {torch.__version__} sees {num_gpus}."
-        )
 
 
 def make_cases(models: str, rows: int, device: str = "cpu") -> list[Case]:

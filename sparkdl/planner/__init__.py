@@ -15,8 +15,15 @@ from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, TrainingReci
 if TYPE_CHECKING:
     from sparkdl.planner.counting import count
     from sparkdl.planner.layouts import Layout, Plan, plan
+    from sparkdl.planner.on_ranks import choose_layout
 
-_OF_TORCH = {"Layout": "layouts", "Plan": "layouts", "plan": "layouts", "count": "counting"}
+_OF_TORCH = {
+    "Layout": "layouts",
+    "Plan": "layouts",
+    "choose_layout": "on_ranks",
+    "count": "counting",
+    "plan": "layouts",
+}
 """Names whose modules import torch."""
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "ModelShape",
     "Plan",
     "TrainingRecipe",
+    "choose_layout",
     "count",
     "make_cluster",
     "plan",

@@ -188,6 +188,7 @@ def _measure(group: RankGroup, model: str, layout: Trained) -> tuple[float, int]
             "rows": ROWS,
             "threads": 1,
             "data": "",
+            "device": "cpu",
             "watches_memory": True,
             "way": ("alone" if layout.ranks == 1 else "DataParallel") if is_plain else "",
             "sizes": None if is_plain else dict(layout.sizes),

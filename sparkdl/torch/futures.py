@@ -261,7 +261,7 @@ class _Line:
             return True
 
     def _is_waiting(self, now: _ThreadTimes) -> bool:
-        """Whether the callback that runs is not to be waited for, by the times of its thread at this look."""
+        """Whether the running callback is blocked itself, so that another thread should run the next ones."""
         before, self._seen = self._seen, (self._num_callbacks, now)
         if before is None or before[0] != self._num_callbacks:
             self._first_seen_s, self._num_drowsy = now.wall_s, 0

@@ -242,7 +242,7 @@ class LocalUpdates:
         self._pending = []
 
     def _lay_out(self) -> None:
-        """Make outer weights of the parameters that are trained, or were; each keeps those that it has."""
+        """Make outer weights of parameters that require gradients now or did before; keep those that exist."""
         before, velocities = self._loaded["weights"], self._loaded["velocities"]
         is_trained = {parameter for part in self._parts for parameter in part.parameters}
         for part in self._parts:

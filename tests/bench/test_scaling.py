@@ -32,6 +32,23 @@ def report_of(tmp_path: Path, *options: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="there is a GPU for each rank")
+def test_gpus_that_are_not_there_are_an_error() -> None:
+    with pytest.raises(ParamError, match="--device cuda needs a GPU for each of 2 ranks, and torch .* sees"):
+        scaling.run(parsed(scaling, "--device", "cuda"))
+    with pytest.raises(ParamError, match="uses the GPUs of this machine: leave out --master and --megabits"):
+        scaling.run(parsed(scaling, "--device", "cuda", "--master", "local[2]"))
+
+
+def test_contenders_on_gpus_use_nccl() -> None:
+    arguments = parsed(scaling, "--device", "cuda", "--model", "gpt", "--strategies", "data,shard")
+    missing = scaling.impossible_contenders(arguments, ["DDP on gloo", "hvd of Horovod"])
+    assert list(missing) == ["DDP on gloo"]
+    contenders = scaling.make_contenders(arguments, [1, 2], {"DDP on gloo": "", "DDP on gloo tuned": ""})
+    assert {contender.library for contender in contenders} == {"torch nccl"}
+    assert [contender.way for contender in contenders] == ["alone", "alone", "DDP on nccl", ""]
+
+
 def test_run_compares_rank_counts_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     plot = tmp_path / "plot.svg"

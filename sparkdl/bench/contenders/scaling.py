@@ -19,6 +19,7 @@ from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.bench.contenders.step import WRAPPERS, Trainee
 from sparkdl.collective import Communicator
 from sparkdl.monitor import monitor_communication
+from sparkdl.monitor.memory import gpu_load, used_gpus
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ class ScalingTrial(Trial):
         torch.set_num_threads(case["threads"])
         self._communicator = communicator
         self._case, self._job = case, JOBS[case["model"]]
+        self._device = torch.device(case["device"])  # the rank's GPU is the current one
         torch.manual_seed(0)  # all contenders begin with the same weights
         _forget_peak_memory()
         before = _bytes_in_use()
@@ -52,6 +54,7 @@ class ScalingTrial(Trial):
         self._used_bytes = _most_in_use(self._first_loss) - before if case.get("watches_memory") else None
         self._cpu_s = self._wall_s = self._exposed_s = 0.0
         self._communicates = False
+        self._gpu_load: float | None = None
 
     def _first_loss(self) -> float:
         (batch,) = self._draw(1, first=0)
@@ -67,7 +70,7 @@ class ScalingTrial(Trial):
             inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"], False)
             share = len(labels) // self._way.readers
             own = slice(self._way.reader * share, (self._way.reader + 1) * share)
-            batches.append((inputs[own], labels[own]))
+            batches.append((inputs[own].to(self._device), labels[own].to(self._device)))
         return batches
 
     def prepare(self, repetition: int, operations: int) -> None:
@@ -82,7 +85,8 @@ class ScalingTrial(Trial):
         monitor_communication()  # the operations before these steps
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         for batch in self._batches:
-            self._way.step(*batch)
+            self._way.step(*batch)  # which reads the loss, and so waits for a GPU
+        self._gpu_load = _gpu_load()
         self._cpu_s += time.process_time() - cpu_s
         self._wall_s += time.perf_counter() - wall_s
         figures = monitor_communication()
@@ -93,7 +97,8 @@ class ScalingTrial(Trial):
         """Return the first loss on this rank's rows, and what the rank used.
 
         ``processor`` is the share of its threads' time in which it computed, ``waits`` the share of the time in which
-        it waited for a collective of sparkdl (None for others), ``memory_bytes`` the most memory that it held, and
+        it waited for a collective of sparkdl (None for others), ``gpu`` the load of its GPU (None without one, or
+        where NVML does not tell), ``memory_bytes`` the most memory that it held, and
         ``used_bytes``, where the case asks for it, the most memory that was in use in a step, beyond what was before
         the model was made, without the holes that the allocator keeps.
         """
@@ -101,6 +106,7 @@ class ScalingTrial(Trial):
             "loss": self._loss,
             "processor": self._cpu_s / self._wall_s / self._case["threads"] if self._wall_s else 0.0,
             "waits": self._exposed_s / self._wall_s if self._communicates else None,
+            "gpu": self._gpu_load,
             "memory_bytes": _peak_memory(),
             "used_bytes": self._used_bytes,
         }
@@ -125,7 +131,8 @@ class AccuracyTrial(ScalingTrial):
             for batch in self._draw(_EVALUATE_EVERY, first=1 + steps):
                 self._way.step(*batch)
             with torch.no_grad():
-                right = (self._way.module(inputs).argmax(-1) == labels).float().mean().item()
+                outputs = self._way.module(inputs.to(self._device))
+                right = (outputs.argmax(-1).cpu() == labels).float().mean().item()
             # Rank 0's decision, as unlike processors round differently.
             is_reached = np.array([right >= self._case["accuracy"]], np.uint8)
             self._communicator.broadcast(is_reached, root=0)
@@ -145,7 +152,7 @@ class _DataWay:
         from torch.nn.functional import cross_entropy
 
         job = JOBS[case["model"]]
-        self.module = job.make_model()
+        self.module = job.make_model().to(case["device"])
         self._optimizer = job.make_optimizer(list(self.module.parameters()))
         wrap = _average_by_mpi if case["way"] == "DDP on mpi" else WRAPPERS[case["way"]]
         trainee = wrap(Trainee(model=self.module, optimizer=self._optimizer), communicator)
@@ -183,8 +190,9 @@ class _DividedWay:
 
         self._loss_of = loss_of
         self._pipeline = None
+        whole = job.make_model().to(case["device"])
         if parallelism.pipeline > 1:
-            (stage,) = cut(job.make_model(), self._layout.group("pipeline"), schedule="1f1b")
+            (stage,) = cut(whole, self._layout.group("pipeline"), schedule="1f1b")
             self.module = parallelize(stage, self._layout)
             rows = case["rows"] // self.readers
             self._pipeline = Pipeline(
@@ -195,7 +203,7 @@ class _DividedWay:
                 loss=loss_of,
             )
         else:
-            self.module = parallelize(job.make_model(), self._layout)
+            self.module = parallelize(whole, self._layout)
         self._context = self._layout.group("context") if parallelism.context > 1 else None
         self._optimizer = job.make_optimizer(list(self.module.parameters()))
 
@@ -249,8 +257,19 @@ def _average_by_mpi(trainee: Trainee, communicator: Communicator) -> Trainee:
     return Trainee(model=model, optimizer=trainee.optimizer)
 
 
+def _gpu_load() -> float | None:
+    try:
+        return gpu_load()
+    except Exception:  # of NVML, which measures no load for a part of a GPU
+        return None
+
+
 def _forget_peak_memory() -> None:
     gc.collect()
+    import torch
+
+    for gpu in used_gpus():
+        torch.cuda.reset_peak_memory_stats(gpu)
     with suppress(AttributeError):  # glibc keeps what an earlier turn has freed
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # some kernels have no such file
@@ -295,7 +314,11 @@ def _most_in_use(work: Callable[[], object]) -> int:
 
 
 def _peak_memory() -> int:
-    """The most bytes that this process has held since :func:`_forget_peak_memory`."""
+    """The most bytes that this process has held since :func:`_forget_peak_memory`, on its GPU if it has one."""
+    import torch
+
+    if gpus := used_gpus():
+        return sum(map(torch.cuda.max_memory_allocated, gpus))
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

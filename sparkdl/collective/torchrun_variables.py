@@ -86,7 +86,7 @@ def export_torchrun_variables(
 ) -> None:
     """Set the variables of :func:`torchrun_variables` in this process; the arguments are the same.
 
-    An address of the user's for a store of the ranks is kept.
+    MASTER_ADDR and MASTER_PORT stay as the user has set them.
     """
     variables = torchrun_variables(
         job, topology, is_alone=is_alone, restart_count=restart_count, max_restarts=max_restarts

@@ -193,7 +193,7 @@ def profile_events(
             continue  # what the profiler says about itself
         moved = {**event, "pid": where, "ts": to_file(base + round(1000 * event["ts"]))}
         if "id" in event:  # arrows between events, whose ids are those of the rank
-            moved["id"] = f"{rank}/{event['id']}"
+            moved["id"] = rank << 32 | int(event["id"])  # Perfetto takes numbers
         yield moved
     for gpu in sorted(gpus):
         about: dict[str, Any] = {

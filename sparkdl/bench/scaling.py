@@ -207,8 +207,8 @@ def impossible_contenders(arguments: argparse.Namespace, contenders: Iterable[st
     if arguments.master:
         return dict.fromkeys(contenders, "the tasks of --master are launched by sparkdl alone.")
     if arguments.device == "cuda":
-        why = "its ranks train on CPUs here, and --device cuda on GPUs."
-        return {name: why for name in contenders if name != AGAINST["horovod"][0]}
+        reason = "its ranks train on CPUs here, and --device cuda on GPUs."
+        return {name: reason for name in contenders if name != AGAINST["horovod"][0]}
     if not arguments.megabits:
         return {}
     why = {

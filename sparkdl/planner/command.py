@@ -205,7 +205,7 @@ def _weak_batch(batch: int, hosts: int, first: int) -> int:
 def _cluster(options: argparse.Namespace) -> Cluster:
     from sparkdl.planner.cluster import make_cluster
 
-    given: dict[str, Any] = {
+    cluster_options: dict[str, Any] = {
         "devices_per_host": options.devices_per_host,
         "inside": options.inside,
         "between": options.between,
@@ -214,14 +214,14 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if not options.measure:
         if options.device == "cpu":
             raise ParamError("The speed of --device cpu is not in a table: add --measure.")
-        return make_cluster("h100" if options.device is None else options.device, **given)
+        return make_cluster("h100" if options.device is None else options.device, **cluster_options)
     from sparkdl.planner.measure import measured_cluster
 
     return measured_cluster(
         options.model,
         sequence=options.sequence,
         precision=options.precision,
-        **given,
+        **cluster_options,
     )
 
 

@@ -311,10 +311,10 @@ def _replicas(
         share = recipe.reduced_bytes / shards
         reduce = outer.gather_s if recipe.divides_optimizer else outer.reduce_s
         # Small reductions are joined, so that the latency of one is for all blocks.
-        whole = reduce(number * share)
+        of_all = reduce(number * share)
         last = reduce((outside + block) * share)
         hides = 0.0 if is_pipeline and not recipe.divides_optimizer else backward * (part.layers - 1)
-        overlap.add("data", max(0.0, whole - last), hides, link)
+        overlap.add("data", max(0.0, of_all - last), hides, link)
         # Replicas alone copy the gradients of autograd to where they are reduced.
         copies = 0.0 if is_sharded(sizes) else 2 * number * recipe.gradient_bytes / cluster.device.bandwidth
         overlap.add("data", last + copies, 0.0, link)

@@ -142,17 +142,17 @@ def count(
         ParamError: if ``forward`` cannot be called with these inputs on the meta device.
     """
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
-    given = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
+    positional = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ParamError(
             f"{type(module).__name__} has no parameters that are trained: there is nothing to plan."
         )
-    tensors = [value for value in (*given, *named.values()) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in (*positional, *named.values()) if isinstance(value, torch.Tensor)]
     if not tensors or not len(tensors[0]):
         raise ParamError("count() needs inputs with at least one row, from which it counts what a row takes.")
     rows = len(tensors[0])
     on_meta = copy_on_meta(module)
-    given, named = tree_map_only(torch.Tensor, lambda value: value.to("meta"), (given, named))
+    positional, named = tree_map_only(torch.Tensor, lambda value: value.to("meta"), (positional, named))
     blocks = blocks_of(on_meta) or [on_meta]
     notes = _Notes(on_meta)
     for block in blocks:
@@ -162,7 +162,7 @@ def count(
     try:
         with flops, torch.autograd.graph.saved_tensors_hooks(notes.keep, lambda tensor: tensor):
             notes.read = flops.get_total_flops
-            on_meta(*given, **named)
+            on_meta(*positional, **named)
     except Exception as error:
         raise ParamError(
             f"{type(module).__name__} cannot be called on the meta device: {type(error).__name__}: {error}. Give the "
@@ -174,14 +174,14 @@ def count(
             "nothing to plan."
         )
     of_blocks = sum(parameter.numel() for parameter in {p for block in blocks for p in block.parameters()})
-    whole = sum(parameter.numel() for parameter in on_meta.parameters())
+    num_parameters = sum(parameter.numel() for parameter in on_meta.parameters())
     total = flops.get_total_flops()
     calls = len(blocks)
     return CountedShape(
         name=name or type(module).__name__,
         layers=calls,
         block=of_blocks // calls,
-        outside=whole - of_blocks // calls * calls,
+        outside=num_parameters - of_blocks // calls * calls,
         block_flops=notes.flops / calls / rows,
         outside_flops=(total - notes.flops) / rows,
         block_bytes=notes.inside / calls / rows,
@@ -212,7 +212,7 @@ class _Notes:
     def begin(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Note that a block begins."""
         self._began = self.read()
-        self.inputs += sum(each.nbytes for each in inputs if isinstance(each, torch.Tensor))
+        self.inputs += sum(tensor.nbytes for tensor in inputs if isinstance(tensor, torch.Tensor))
 
     def end(self, *_: object) -> None:
         """Note that a block has ended."""

@@ -141,12 +141,12 @@ class Layout:
     def as_code(self) -> str:
         """Return the ``Parallelism(...)`` to paste."""
         default = Parallelism()
-        given = {
+        changed = {
             name: value
             for name, value in vars(self.parallelism).items()
             if value != getattr(default, name) and not (name == "data" and value == 1)
         }
-        return f"Parallelism({', '.join(f'{name}={value!r}' for name, value in given.items()) or 'data=1'})"
+        return f"Parallelism({', '.join(f'{name}={value!r}' for name, value in changed.items()) or 'data=1'})"
 
     @property
     def reason(self) -> str:
@@ -277,10 +277,10 @@ def plan(
         raise ParamError(f"precision must be {' or '.join(map(repr, RECIPES))}, got {precision!r}.")
     recipe = recipe or RECIPES[precision]
     task = _Question(shape, batch, precision, recipe, freedom, cluster.world_size)
-    found = _layouts(task, cluster)
-    if not found.layouts:
-        raise ParamError(_why_none(task, cluster, found))
-    return found
+    layouts = _layouts(task, cluster)
+    if not layouts.layouts:
+        raise ParamError(_why_none(task, cluster, layouts))
+    return layouts
 
 
 def _shape_of(model: ModelShape | nn.Module | str, sequence: int | None) -> ModelShape:
@@ -419,7 +419,7 @@ def _options(
         )
         if sizes.pipeline * SCHEDULES[schedule].stages_per_rank > task.shape.layers:
             continue
-        suited = [each for each in passes_of if sizes.pipeline == 1 or _can_cut(options, each[1])]
+        suited = [division for division in passes_of if sizes.pipeline == 1 or _can_cut(options, division[1])]
         if suited and task.shape.why_not(options) is None:
             yield options, suited
 

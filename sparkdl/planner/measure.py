@@ -132,30 +132,32 @@ def measure_device(
             }
             for name, (part, columns, depth) in parts.items()
         }
-    found = _medians("layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks)
-    found = {name: seconds * shared_by for name, seconds in found.items()}
-    kernel_s = found["start"] / 3
+    seconds_of = _medians(
+        "layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks
+    )
+    seconds_of = {name: seconds * shared_by for name, seconds in seconds_of.items()}
+    kernel_s = seconds_of["start"] / 3
     of_products, of_others = [], []
     for number, positions in measured:
         at = f", {number} x {positions}"
         part = replace(shape, sequence=positions).on_rank(Parallelism(data=1), recipe, is_fused=has_gpu)
-        of_product = {(n, k): found[f"product {int(n)} x {int(k)}{at}"] for n, k in products}
+        of_product = {(n, k): seconds_of[f"product {int(n)} x {int(k)}{at}"] for n, k in products}
         for (n, k), seconds in of_product.items():
             operations = 6 * number * positions * n * k
             of_products.append(
                 (operations, 3 * n * k * recipe.compute_bytes, max(seconds - 3 * kernel_s, 0.1 * seconds))
             )
-        whole = found[f"blocks{at}"] / blocks
-        others = whole - found[f"attention{at}"] - sum(of_product[each] for each in part.products)
-        of_others.append((3 * number * recipe.passes * part.moved, 1.0, max(others, 0.01 * whole)))
-        head = found[f"head{at}"]
-        others = head - sum(of_product[each] for each in part.outside_products)
+        block = seconds_of[f"blocks{at}"] / blocks
+        others = block - seconds_of[f"attention{at}"] - sum(of_product[product] for product in part.products)
+        of_others.append((3 * number * recipe.passes * part.moved, 1.0, max(others, 0.01 * block)))
+        head = seconds_of[f"head{at}"]
+        others = head - sum(of_product[product] for product in part.outside_products)
         of_others.append((3 * number * recipe.passes * part.outside_moved, 0.0, max(others, 0.01 * head)))
     operation_s, weights_s = _shares(of_products)
     moved_s, block_s = _shares(of_others)
     updated = float(blocks * numbers.block)
     updated *= 2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes
-    attention_s = found[f"attention, {rows} x {shape.sequence}"]
+    attention_s = seconds_of[f"attention, {rows} x {shape.sequence}"]
     known = _known_gpu() if has_gpu else None
     memory = torch.cuda.mem_get_info()[1] if has_gpu else (available_bytes() or 0) / ranks / shared_by
     rate = 1 / operation_s
@@ -166,7 +168,7 @@ def measure_device(
         rate=rate,
         float32_rate=rate,
         memory_bytes=memory,
-        bandwidth=updated / found["update"],
+        bandwidth=updated / seconds_of["update"],
         moved_rate=1 / max(moved_s, 1e-15),
         attention_rate=3.5 * rows * numbers.attention / attention_s,
         is_cpu=not has_gpu,
@@ -208,10 +210,10 @@ def measure_link(ranks: int, *, hosts: Sequence[Namespace] = (), contender: str 
         contender: what sums: a key of :data:`sparkdl.bench.contenders.allreduce.CONTENDERS`.
     """
     cases = {str(size): {"num_bytes": size, "num_tensors": 1, "num_buffers": 2} for size in (_SMALL, _LARGE)}
-    found = _hold("allreduce", contender, cases, ranks, hosts)
-    of_large = [result["cores"] for turn in found[str(_LARGE)].results for result in turn]
+    measured = _hold("allreduce", contender, cases, ranks, hosts)
+    of_large = [result["cores"] for turn in measured[str(_LARGE)].results for result in turn]
     return link_of_sums(
-        {size: statistics.median(found[str(size)].times) for size in (_SMALL, _LARGE)},
+        {size: statistics.median(measured[str(size)].times) for size in (_SMALL, _LARGE)},
         ranks,
         name="link" if hosts else "shared memory",
         occupies=min(1.0, statistics.fmean(of_large)),
@@ -222,8 +224,8 @@ def _medians(
     benchmark: str, library: str, cases: Mapping[str, Mapping[str, Any]], ranks: int
 ) -> dict[str, float]:
     """Measure cases on ranks of this machine; return the seconds of each on the slowest rank."""
-    found = _hold(benchmark, library, cases, ranks)
-    return {name: statistics.median(measured.times) for name, measured in found.items()}
+    results = _hold(benchmark, library, cases, ranks)
+    return {name: statistics.median(measured.times) for name, measured in results.items()}
 
 
 def _hold(

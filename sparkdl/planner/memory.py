@@ -105,15 +105,15 @@ def _parts(
     costs[-1] += after
     first = balance(costs, ranks * per_rank)
     blocks = given or [end - start for start, end in itertools.pairwise(first)]
-    found: dict[tuple[int, bool, bool], tuple[StagePart, int]] = {}
+    parts: dict[tuple[int, bool, bool], tuple[StagePart, int]] = {}
     for rank in range(ranks):
         in_turn = [rank + number * ranks for number in range(per_rank)]
-        own = stages_of_rank(schedule, rank, ranks) if schedule else in_turn
-        key = sum(blocks[number] for number in own), 0 in own, ranks * per_rank - 1 in own
+        stages = stages_of_rank(schedule, rank, ranks) if schedule else in_turn
+        key = sum(blocks[number] for number in stages), 0 in stages, ranks * per_rank - 1 in stages
         part = StagePart(rank=rank, layers=key[0], stages=per_rank, has_first=key[1], has_last=key[2])
-        earlier, count = found.get(key, (part, 0))
-        found[key] = earlier, count + 1
-    return tuple(found.values())
+        earlier, count = parts.get(key, (part, 0))
+        parts[key] = earlier, count + 1
+    return tuple(parts.values())
 
 
 def parameters_of(numbers: RankNumbers, part: StagePart) -> int:
@@ -169,11 +169,11 @@ def memory_of(
         ParamError: if a pipeline has more stages than the model has blocks.
     """
     numbers = shape.on_rank(sizes, recipe, is_fused=not is_cpu)
-    found = (
+    memories = (
         _of_part(numbers, part, sizes, rows, microbatches, recipe, is_cpu=is_cpu)
         for part, _ in parts_of_ranks(shape, numbers, sizes, recipe)
     )
-    return max(found, key=lambda memory: memory.total)
+    return max(memories, key=lambda memory: memory.total)
 
 
 def _of_part(

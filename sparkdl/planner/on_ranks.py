@@ -133,19 +133,21 @@ def make_planner(
     recipe = RECIPES["float32" if precision == "float32" else "bfloat16"]
     tensors = inputs.values() if isinstance(inputs, Mapping) else inputs
     first = next((value for value in tensors if isinstance(value, torch.Tensor)), None)
-    whole = sum(parameter.numel() for parameter in module.parameters())
+    num_parameters = sum(parameter.numel() for parameter in module.parameters())
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     shape: ModelShape | None = None
-    if trained == whole and first is not None and first.ndim == 2 and not first.is_floating_point():
+    if trained == num_parameters and first is not None and first.ndim == 2 and not first.is_floating_point():
         try:
             shape = shape_of_module(module, sequence=first.shape[1])
         except ParamError:  # no decoder whose sizes the planner can read
             shape = None
     recipe = replace(
         recipe,
-        gradient_bytes=recipe.gradient_bytes * trained / whole if whole else 0,
+        gradient_bytes=recipe.gradient_bytes * trained / num_parameters if num_parameters else 0,
         optimizer_bytes=(
-            recipe.optimizer_bytes * trained / whole if optimizer_bytes is None else optimizer_bytes / whole
+            recipe.optimizer_bytes * trained / num_parameters
+            if optimizer_bytes is None
+            else optimizer_bytes / num_parameters
         ),
     )
     return RankPlanner(
@@ -154,7 +156,7 @@ def make_planner(
         batch_size=batch_size,
         passes=passes,
         dimensions=dimensions
-        if trained == whole
+        if trained == num_parameters
         else [name for name in dimensions if name in ("data", "shard")],
     )
 
@@ -191,7 +193,7 @@ def best_layout(found: Plan) -> tuple[Layout, str]:
     world = found.cluster.world_size
     if world == 1:
         return best, "There is one rank."
-    plain = next((each for each in found.layouts if each.parallelism.data == world), None)
+    plain = next((layout for layout in found.layouts if layout.parallelism.data == world), None)
     if plain is None:
         return best, "Replicas do not fit."
     gain = 1 - best.time.total / plain.time.total
@@ -215,7 +217,7 @@ def cluster_of_ranks(device: torch.device, recipe: TrainingRecipe) -> Cluster:
     on_host = [hosts.count(host) for host in set(hosts)]
     per_host = math.gcd(*on_host)
     layout = Parallelism(data=number // per_host, tensor=per_host).lay_out(device_type=device.type)
-    found = _device(device, recipe, ranks_here=hosts.count(hosts[dist.get_rank()]))
+    rank_device = _device(device, recipe, ranks_here=hosts.count(hosts[dist.get_rank()]))
     inside: Link | None = None
     between = LINKS["memory"]
     if per_host > 1:
@@ -223,7 +225,7 @@ def cluster_of_ranks(device: torch.device, recipe: TrainingRecipe) -> Cluster:
     if number > per_host:
         between = _link(layout.group("data"), number // per_host, device, "link between hosts")
     return make_cluster(
-        found, hosts=number // per_host, devices_per_host=per_host, inside=inside, between=between
+        rank_device, hosts=number // per_host, devices_per_host=per_host, inside=inside, between=between
     )
 
 

@@ -84,12 +84,12 @@ class Run:
 
     def _seconds(self, rows: int, passes: int) -> float | None:
         """Seconds of a step; None if a number of rows that is not published does not fit."""
-        given: dict[str, Any] = {"rows": rows, "microbatches": passes, "recipe": self.recipe}
-        memory = memory_of(self.shape, self.sizes, **given)
+        options: dict[str, Any] = {"rows": rows, "microbatches": passes, "recipe": self.recipe}
+        memory = memory_of(self.shape, self.sizes, **options)
         fits = memory.total <= USABLE * self.cluster.device.memory_bytes
         if self.rows is None and (passes < self.sizes.pipeline or not fits):
             return None
-        return step_time(self.shape, self.cluster, self.sizes, **given, recomputed=self.recomputed).total
+        return step_time(self.shape, self.cluster, self.sizes, **options, recomputed=self.recomputed).total
 
 
 _MEGATRON_ROWS = (

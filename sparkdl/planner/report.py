@@ -123,19 +123,19 @@ def scaling_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """Return a row for each plan; speed-up and efficiency refer to the first one."""
     first = plans[0].batch / plans[0].best.time.total
     rows = []
-    for found in plans:
-        best = found.best
-        speed_up = found.batch / best.time.total / first
+    for plan in plans:
+        best = plan.best
+        speed_up = plan.batch / best.time.total / first
         rows.append(
             {
-                "ranks": found.cluster.world_size,
-                "batch": found.batch,
+                "ranks": plan.cluster.world_size,
+                "batch": plan.batch,
                 "layout": best.label,
                 "code": best.as_code(),
                 "step_s": best.time.total,
-                "rows_per_s": found.batch / best.time.total,
+                "rows_per_s": plan.batch / best.time.total,
                 "speed_up": speed_up,
-                "efficiency": speed_up * plans[0].cluster.world_size / found.cluster.world_size,
+                "efficiency": speed_up * plans[0].cluster.world_size / plan.cluster.world_size,
                 "utilization": best.utilization,
                 "exposed": best.time.exposed / best.time.total,
                 "bubble": best.time.bubble / best.time.total,
@@ -222,11 +222,11 @@ def plot_plan(found: Plan, path: Path, *, most: int) -> None:
     times, memories = figure.subplots(1, 2, sharey=True)
     usable = USABLE * found.cluster.device.memory_bytes / GIB
     memories.axvline(usable, color="black", linestyle="--", label=f"limit ({usable:.3g} GiB)")
-    _bars(times, layouts, {kind: [getattr(each.time, kind) for each in layouts] for kind in TIMES}, TIMES)
+    _bars(times, layouts, {kind: [getattr(layout.time, kind) for layout in layouts] for kind in TIMES}, TIMES)
     _bars(
         memories,
         layouts,
-        {kind: [getattr(each.memory, kind) / GIB for each in layouts] for kind in MEMORIES},
+        {kind: [getattr(layout.memory, kind) / GIB for layout in layouts] for kind in MEMORIES},
         MEMORIES,
     )
     times.set_title("time of a step, in seconds")
@@ -304,7 +304,7 @@ def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
     figure = Figure(figsize=(13, 6), layout="constrained")
     speeds, shares = figure.subplots(1, 2)
     speeds.plot(ranks, [row["rows_per_s"] for row in rows], marker="o", label="plan")
-    linear = [rows[0]["rows_per_s"] * each / ranks[0] for each in ranks]
+    linear = [rows[0]["rows_per_s"] * count / ranks[0] for count in ranks]
     speeds.plot(ranks, linear, "--", color="gray", label="linear")
     speeds.set_yscale("log", base=2)
     speeds.yaxis.set_major_formatter("{x:g}")
@@ -325,7 +325,7 @@ def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
     shares.set_title("shares of a step")
     shares.legend(loc="lower left")
     layouts = ["\n".join([f"{row['ranks']:,}", *row["layout"].split(", ")]) for row in rows]
-    for axes, labels in ((speeds, [f"{each:,}" for each in ranks]), (shares, layouts)):
+    for axes, labels in ((speeds, [f"{count:,}" for count in ranks]), (shares, layouts)):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ranks, labels, fontsize="small")
         axes.set_xlabel("ranks" if axes is speeds else "ranks, and the best layout")

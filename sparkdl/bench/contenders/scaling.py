@@ -69,8 +69,8 @@ class ScalingTrial(Trial):
             generator = torch.Generator().manual_seed(step)
             inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"], False)
             share = len(labels) // self._way.readers
-            own = slice(self._way.reader * share, (self._way.reader + 1) * share)
-            batches.append((inputs[own].to(self._device), labels[own].to(self._device)))
+            rows = slice(self._way.reader * share, (self._way.reader + 1) * share)
+            batches.append((inputs[rows].to(self._device), labels[rows].to(self._device)))
         return batches
 
     def prepare(self, repetition: int, operations: int) -> None:
@@ -190,9 +190,9 @@ class _DividedWay:
 
         self._loss_of = loss_of
         self._pipeline = None
-        whole = job.make_model().to(case["device"])
+        module = job.make_model().to(case["device"])
         if parallelism.pipeline > 1:
-            (stage,) = cut(whole, self._layout.group("pipeline"), schedule="1f1b")
+            (stage,) = cut(module, self._layout.group("pipeline"), schedule="1f1b")
             self.module = parallelize(stage, self._layout)
             rows = case["rows"] // self.readers
             self._pipeline = Pipeline(
@@ -203,7 +203,7 @@ class _DividedWay:
                 loss=loss_of,
             )
         else:
-            self.module = parallelize(whole, self._layout)
+            self.module = parallelize(module, self._layout)
         self._context = self._layout.group("context") if parallelism.context > 1 else None
         self._optimizer = job.make_optimizer(list(self.module.parameters()))
 

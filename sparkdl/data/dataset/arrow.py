@@ -69,6 +69,9 @@ LengthRemedy: TypeAlias = "Callable[[Column, int], str]"
 IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
 """Fields of the struct that Spark's ``image`` source reads."""
 
+ENCODED_FIELDS = ("bytes", "path")
+"""Fields of the struct in which Parquet files of Hugging Face's datasets hold an encoded image or sound."""
+
 
 def is_list(arrow_type: pa.DataType) -> bool:
     """Whether values of the type are lists, of fixed length or not."""
@@ -132,8 +135,18 @@ def _kind(element: pa.DataType) -> str | None:
     for kind, checks in _KINDS.items():
         if any(check(element) for check in checks):
             return kind
-    is_image = pa.types.is_struct(element) and tuple(field.name for field in element) == IMAGE_FIELDS
-    return "image" if is_image else None
+    names = tuple(field.name for field in element) if pa.types.is_struct(element) else ()
+    if names == ENCODED_FIELDS and _kind(element.field("bytes").type) == "binary":
+        return "binary"
+    return "image" if names == IMAGE_FIELDS else None
+
+
+def content_leaf(arrow_type: pa.DataType) -> int:
+    """Return which leaf of a column in Parquet holds its values: of a struct, that of the bytes or pixels."""
+    while is_list(arrow_type):
+        arrow_type = arrow_type.value_type
+    is_encoded = pa.types.is_struct(arrow_type) and _kind(arrow_type) == "binary"
+    return ENCODED_FIELDS.index("bytes") if is_encoded else -1
 
 
 def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
@@ -192,6 +205,9 @@ def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.gen
     """Return strings, binary, decimals, dates or timestamps in the form that :class:`Column` describes."""
     if _kind(values.type) != column.kind:
         raise _other_type(values.type, column)
+    if pa.types.is_struct(values.type):
+        values = pc.struct_field(values, "bytes")
+        _check_no_nulls(values, column)
     if column.kind == "date":
         return _primitive_to_numpy(values.cast(pa.date32()).cast(pa.int32()), "int32").astype(column.dtype)
     if column.kind == "timestamp":

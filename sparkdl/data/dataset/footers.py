@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import (
     CHECKING,
+    content_leaf,
     describe_type,
     is_list,
     plain_columns,
@@ -186,7 +187,7 @@ class _Footer:
 
     def chunks(self, name: str) -> Iterator[ColumnChunk]:
         """Yield the chunks of a column's values in every row group that has rows; for an image, those of its data."""
-        leaf = self.leaves[name][-1]  # all columns but images have one leaf
+        leaf = self.leaves[name][content_leaf(self.types[name])]  # all columns but images have one leaf
         for num_rows, chunks in zip(self.num_rows, self.row_groups, strict=True):
             if num_rows:
                 yield chunks[leaf]

@@ -9,7 +9,7 @@ import inspect
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.dataset.arrow import IMAGE_FIELDS
+from sparkdl.data.dataset.arrow import ENCODED_FIELDS, IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError
 from sparkdl.spark.session import is_session_stopped
@@ -97,6 +97,25 @@ def is_vector(data_type: DataType) -> bool:
     return type(data_type).__name__ == "VectorUDT"
 
 
+def is_encoded(data_type: DataType) -> bool:
+    """Whether values of the type are encoded images or sounds as Hugging Face's Parquet files have them."""
+    from pyspark.sql.types import BinaryType, StructType
+
+    return (
+        isinstance(data_type, StructType)
+        and tuple(data_type.names) == ENCODED_FIELDS
+        and isinstance(data_type["bytes"].dataType, BinaryType)
+    )
+
+
+def with_bytes(df: DataFrame, fields: Sequence[StructField]) -> DataFrame:
+    """Return a DataFrame with the encoded images and sounds of some columns as their bytes."""
+    from pyspark.sql import functions as F
+
+    names = [field.name for field in fields if is_encoded(field.dataType)]
+    return df.withColumns({name: F.col(quoted(name)).getField("bytes") for name in names}) if names else df
+
+
 def array_depth(data_type: DataType) -> int:
     """Return how many arrays are nested around the numbers; a vector counts as one, a scalar as none."""
     from pyspark.sql.types import ArrayType
@@ -138,6 +157,8 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
     }
     if type(element) in others:
         return (*others[type(element)], depth)
+    if is_encoded(element):
+        return "binary", "object", depth
     if isinstance(element, T.StructType) and tuple(element.names) == IMAGE_FIELDS and not depth:
         return "image", "object", depth
     return None

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.footers import scan_dataset
-from sparkdl.data.spark.columns import array_depth, is_vector, stored_type
+from sparkdl.data.spark.columns import array_depth, is_vector, stored_type, with_bytes
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.plans import is_parquet_read
 from sparkdl.data.spark.reading import reading_job
@@ -61,5 +61,5 @@ def open_in_place(
     with reading_job(df.sparkSession, "checking rows in place", columns=names):
         shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
         dataset = scan_dataset(files.folder, names, shapes, files.paths)
-        check_no_nulls(df, dataset)
+        check_no_nulls(with_bytes(df, fields), dataset)
     return dataset

@@ -18,7 +18,15 @@ import pyarrow as pa
 from sparkdl.checks import check_counts
 from sparkdl.data.dataset.footers import list_parquet_files, scan_dataset
 from sparkdl.data.files.filesystems import absolute_url, open_location
-from sparkdl.data.spark.columns import array_depth, check_case, check_frame, check_types, is_vector, quoted
+from sparkdl.data.spark.columns import (
+    array_depth,
+    check_case,
+    check_frame,
+    check_types,
+    is_vector,
+    quoted,
+    with_bytes,
+)
 from sparkdl.data.spark.in_place import open_in_place
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import shared_key
@@ -122,7 +130,8 @@ def materialize(
     Args:
         df: the DataFrame, of classic Spark or Spark Connect.
         columns: names of its columns: booleans, numbers, strings, binary, decimals, dates, timestamps, images of
-            Spark's ``image`` source, vectors, and arrays and nested arrays of them, ragged or not.
+            Spark's ``image`` source or of Hugging Face's files, vectors, and arrays and nested arrays of them, ragged
+            or not.
         store: Store to write to, or its path or URL; executors must reach it under the same URL.
         vector_dtype: dtype of the elements of vector columns, ``float64`` or ``float32``.
         row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
@@ -395,12 +404,12 @@ def _shapes(
 
 
 def _structs(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:
-    """Return the columns as one column of structs, with vectors as arrays.
+    """Return the columns as one column of structs, with vectors as arrays and encoded images as their bytes.
 
     mapInArrow calls the JVM several times for each column, and on classic Spark it fails on dots in column names.
     """
     parts = ", ".join(f"{quoted(field.name)} as c{index}" for index, field in enumerate(fields))
-    return _with_arrays(df, fields, vector_dtype).selectExpr(f"struct({parts}) as row")
+    return _with_arrays(with_bytes(df, fields), fields, vector_dtype).selectExpr(f"struct({parts}) as row")
 
 
 def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) -> DataFrame:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, Store, materialize
@@ -14,6 +16,9 @@ from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,39 @@ def test_nulls_and_lengths_are_checked_in_place_as_well(
         materialize(bad, ["x"], store)
     with pytest.raises(DataError, match="'pair' has arrays of 1 to 2 elements"):
         materialize(bad, ["pair"], store, allow_ragged=False)
+
+
+@pytest.mark.any_spark_will_do
+def test_images_of_hugging_faces_files_are_their_bytes_in_place_and_copied(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    rows = [{"bytes": bytes([number]), "path": "a.png" if number else None} for number in range(4)]
+    for name, images in (("whole", rows), ("lacking", [*rows, {"bytes": None, "path": "b.png"}])):
+        (tmp_path / name).mkdir()
+        pq.write_table(
+            pa.table(
+                {
+                    "image": pa.array(images, ENCODED),
+                    "sounds": pa.array([images], pa.list_(ENCODED)).take([0] * len(images)),
+                }
+            ),
+            tmp_path / name / "rows.parquet",
+        )
+    whole, lacking = (spark.read.parquet(str(tmp_path / name)) for name in ("whole", "lacking"))
+    for df in (whole, whole.limit(10)):
+        dataset = materialize(df, ["image", "sounds"], store)
+        assert (dataset.url.startswith(store.url), dataset.column("image").kind) == (
+            df is not whole,
+            "binary",
+        )
+        with ParquetFeed(dataset, rank=0, world_size=1, batch_size=4, shuffle=False) as feed:
+            (batch,) = feed.epoch(0)
+        expected = [row["bytes"] for row in rows]
+        assert sorted(batch["image"].tolist()) == expected
+        assert batch["sounds"][0].tolist() == expected
+    for df in (lacking, lacking.limit(10)):
+        with pytest.raises(DataError, match="'image' is null in 1 of 5 rows"):
+            materialize(df, ["image"], store)
 
 
 @pytest.mark.any_spark_will_do

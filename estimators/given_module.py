@@ -1,16 +1,22 @@
-"""The signature of a module that was trained elsewhere, found by trying the module on example rows.
+"""A module that was trained elsewhere, and its signature, found by trying the module on example rows.
 
 A fit finds the same from its training rows, in :mod:`sparkdl.estimators.fit.inputs`.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+import torch
 from torch import nn
 
+from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.spark.columns import check_frame, check_types, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import ParamError, ParamTypeError
@@ -18,17 +24,24 @@ from sparkdl.estimators.fit.inputs import check_columns, first_rows, make_inputs
 from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.params.inputs import labels_by_column
 from sparkdl.estimators.params.table import check_entries, default_values
+from sparkdl.foreign_errors import reading_from, store_errors
+from sparkdl.model.export import export_model, format_of
 from sparkdl.model.heads import NO_LABEL, Head, LabelColumn
+from sparkdl.model.inputs import number_dtype
 from sparkdl.model.losses import PredictionKind
+from sparkdl.model.program import program_of_export, program_of_script, read_program
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
+from sparkdl.tracking.torch_model import is_logged, load_logged
 from sparkdl.training.probe import prediction_shape, try_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
     from torch import Tensor
+
+    from sparkdl.data import ParquetDataset
 
 OUTPUT_KINDS = tuple(kind for kind in get_args(PredictionKind) if kind not in ("text", "tokens"))
 
@@ -36,12 +49,57 @@ _NUM_ROWS = 100
 """Number of example rows that are read: they show whether arrays differ in length."""
 
 
+def load_module(module: Any) -> nn.Module:
+    """Return a network on the CPU and in ``eval()`` mode, from what :meth:`TorchModel.from_module` takes.
+
+    Raises:
+        ParamTypeError: if it is none of these.
+        ParamError: if there is no such file or model, it holds something else, or it takes one number of rows only.
+    """
+    if isinstance(module, str) and is_logged(module):
+        module = load_logged(module)
+    if isinstance(module, str | os.PathLike):
+        module = _read_file(os.fspath(module))
+    if isinstance(module, torch.export.ExportedProgram):
+        module = program_of_export(module)
+    elif isinstance(module, torch.jit.ScriptModule):
+        module = program_of_script(module)
+    if not isinstance(module, nn.Module):
+        raise ParamTypeError(
+            "TorchModel.from_module takes a torch.nn.Module, an exported program, or the path or MLflow URI of one, "
+            f"got {type(module).__module__}.{type(module).__name__}."
+        )
+    try:
+        return module.to("cpu").eval()
+    except NotImplementedError as error:  # what ExportedProgram.module() returns has no modes
+        raise ParamError(
+            f"The module {type(module).__name__} has no eval() mode: {error} Of a program of torch.export, give the "
+            "program itself, or the path of its file."
+        ) from error
+
+
+def _read_file(path: str) -> nn.Module:
+    url = absolute_url(path)
+    with reading_from(url):
+        location = open_location(url)
+        if not location.filesystem.isfile(location.path):
+            raise ParamError(
+                f"There is no file {path}. TorchModel.from_module takes a torch.nn.Module; the path or URL of a file "
+                "that torch.jit.save or torch.export.save wrote; or an MLflow URI such as models:/name/1. A folder or "
+                "a name of a Hugging Face model is for TorchModel.from_pretrained."
+            )
+        with location.filesystem.open(location.path, "rb") as file:
+            content: bytes = file.read()
+    return read_program(content, path)
+
+
 def describe_module(
-    module: nn.Module,
+    module: Any,
     example: DataFrame,
     *,
     outputs: str | Mapping[str, str],
     labels: Sequence[Any] | Mapping[str, Sequence[Any]] | None,
+    imageTransform: Callable[[Any], Any] | None,
     **features: Any,
 ) -> SavedModel:
     """Try a module on the first rows of a DataFrame, and return it with its signature.
@@ -49,10 +107,7 @@ def describe_module(
     The arguments and errors are those of :meth:`sparkdl.estimators.TorchModel.from_module`; ``features`` are the
     Params for features.
     """
-    if not isinstance(module, nn.Module):
-        raise ParamTypeError(
-            f"TorchModel.from_module takes a torch.nn.Module, got {type(module).__module__}.{type(module).__name__}."
-        )
+    module = load_module(module)
     check_frame(example, "TorchModel.from_module")
     kinds = cast(
         "dict[str, PredictionKind]", dict(outputs) if isinstance(outputs, Mapping) else {NO_LABEL: outputs}
@@ -62,6 +117,8 @@ def describe_module(
             raise ParamError(
                 f"outputs is {kind!r} for {name!r}, and an output is one of {', '.join(OUTPUT_KINDS)}."
             )
+    if imageTransform is not None:
+        features["prepareFeatures"] = _on_images(imageTransform, features)
     params = _TorchEstimatorParams()
     params._setDefault(**default_values(_TorchEstimatorParams))
     params.setParams(model=module, **features)
@@ -71,15 +128,12 @@ def describe_module(
     prepares = params.getPrepareFeatures() is not None
     rows = example if prepares else with_doubles(example, names)
     check_types(rows.schema, names, numbers_only=not prepares)
-    with tempfile.TemporaryDirectory(prefix="sparkdl-example-") as folder:
-        dataset = describe_first_rows(
-            rows,
-            names,
-            folder,
-            num_rows=_NUM_ROWS,
-            vector_dtype=params.vector_dtype(),
-            allow_ragged=prepares or params.getPaddingValue() is not None,
-        )
+    with _examples(
+        rows,
+        names,
+        vector_dtype=params.vector_dtype(),
+        allow_ragged=prepares or params.getPaddingValue() is not None,
+    ) as dataset:
         inputs, values = make_inputs(params, dataset), first_rows(dataset, names)
     heads = [Head(label=LabelColumn(name=name), loss=None) for name in kinds] if len(kinds) > 1 else []
     row = {name: column[:1] for name, column in values.items()}
@@ -94,6 +148,59 @@ def describe_module(
         _describe(name, kind, tried.outputs[name], classes.get(name)) for name, kind in kinds.items()
     )
     return SavedModel(module, ModelSignature(inputs=tried.inputs, outputs=described))
+
+
+@contextmanager
+def _examples(
+    rows: DataFrame, names: Sequence[str], *, vector_dtype: str, allow_ragged: bool
+) -> Iterator[ParquetDataset]:
+    """Give the first rows of a DataFrame as a dataset within this context."""
+    with tempfile.TemporaryDirectory(prefix="sparkdl-example-") as folder:
+        yield describe_first_rows(
+            rows, names, folder, num_rows=_NUM_ROWS, vector_dtype=vector_dtype, allow_ragged=allow_ragged
+        )
+
+
+def export_to(path: str | os.PathLike[str], model: SavedModel, rows: DataFrame, format_: str | None) -> None:
+    """Write a module to a file; see :meth:`sparkdl.estimators.TorchModel.export`.
+
+    Args:
+        path: path or URL of the file.
+        model: the module and its signature.
+        rows: example rows with the feature columns alone, in their order.
+        format_: format of the file; None for the one that its name ends with.
+    """
+    inputs, url = model.signature.inputs, absolute_url(path)
+    format_ = format_of(url, format_)
+    is_double = number_dtype(model.module) == torch.float64
+    is_ragged = inputs.prepare is not None or inputs.padding_value is not None
+    with _examples(
+        rows, rows.columns, vector_dtype="float64" if is_double else "float32", allow_ragged=is_ragged
+    ) as dataset:
+        read = first_rows(dataset, rows.columns)
+    values = dict(zip(inputs.names, read.values(), strict=True))
+    with tempfile.TemporaryDirectory(prefix="sparkdl-export-") as folder:
+        export_model(model, values, Path(folder, url.rpartition("/")[2]), format_)
+        with store_errors(f"{url} cannot be written"):
+            location = open_location(url)
+            for file in Path(folder).iterdir():  # ONNX has weights above 2 GiB in a file of their own
+                location.filesystem.put_file(str(file), f"{location.path.rpartition('/')[0]}/{file.name}")
+
+
+def _on_images(transform: Callable[[Any], Any], features: Mapping[str, Any]) -> Any:
+    """Return the function that prepares a column of images by a transform of one image."""
+    if features["prepareFeatures"] is not None:
+        raise ParamError(
+            "imageTransform and prepareFeatures are set, and both make the module's inputs. Set one."
+        )
+    column = features["featuresCol"]
+    if not isinstance(column, str):
+        raise ParamError(
+            f"imageTransform takes the images of one column, and featuresCol is {list(column)}. Name one column, or "
+            "take prepareFeatures, which gets all of them."
+        )
+    images = import_module("sparkdl.networks.images")  # by name: networks are a guest
+    return images.TransformedImages(column=column, transform=transform)
 
 
 def _describe(name: str, kind: PredictionKind, tensor: Tensor, classes: Sequence[Any] | None) -> ModelOutput:

@@ -15,6 +15,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import (
     ambiguous_column_error,
     check_case,
+    check_frame,
     check_like,
     check_session,
     quoted,
@@ -30,15 +31,17 @@ from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import TrainingSummary
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
-from sparkdl.spark.session import threads_by_settings
+from sparkdl.spark.session import shares_gpus, threads_by_settings
 from sparkdl.training.history import EpochRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
     from pathlib import Path
 
     import torch
     from pyspark.sql import Column, DataFrame
+    from torch.export import ExportedProgram
 
     from sparkdl.model.inputs import PrepareFunction
 
@@ -80,7 +83,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     @classmethod
     def from_module(
         cls,
-        module: torch.nn.Module,
+        module: torch.nn.Module | ExportedProgram | str | PathLike[str],
         *,
         example: DataFrame,
         outputs: str | Mapping[str, str] = "value",
@@ -88,6 +91,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         featuresCol: str | Sequence[str] = "features",
         passFeaturesBy: str | None = None,
         prepareFeatures: PrepareFunction | None = None,
+        imageTransform: Callable[[Any], Any] | None = None,
         paddingValue: float | None = None,
         **params: Any,
     ) -> TorchModel:
@@ -98,7 +102,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         ``eval()`` mode.
 
         Args:
-            module: the trained module.
+            module: the trained module; a program of ``torch.export``; the path or URL of a file that
+                ``torch.jit.save`` or ``torch.export.save`` wrote; or MLflow's URI of a model that ``mlflow.pytorch``
+                logged, such as ``models:/name/1``.
             example: DataFrame with the feature columns. Up to 100 rows without nulls are read; they have to be like
                 those to predict, so that arrays that may differ in length do so.
             outputs: meaning of the module's output: ``"value"``; ``"class"``, one score per class, whose softmax is
@@ -108,15 +114,19 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             labels: labels of the classes, in the order of the scores: strings, booleans or integers; None for their
                 numbers. For several outputs a dict by the output's name.
             featuresCol: feature column, or a list of them.
-            passFeaturesBy: as for :class:`~sparkdl.estimators.TorchEstimator`, and so are the next two.
+            passFeaturesBy: as for :class:`~sparkdl.estimators.TorchEstimator`.
             prepareFeatures: function that makes the module's inputs of the columns.
+            imageTransform: function that makes the module's input of one image, as the transforms of timm and
+                torchvision do: it takes an image of Pillow in red, green and blue, and returns a tensor. The feature
+                column then holds encoded images, or images of Spark's image source.
             paddingValue: value that pads arrays to the longest of a batch.
             params: further Params of the model, such as ``predictionCol``, ``probabilityCol`` and
                 ``predictionBatchSize``.
 
         Raises:
-            ParamTypeError: if ``module`` is no torch module.
-            ParamError: if an argument does not fit what the module returns, or a row's output depends on other rows.
+            ParamTypeError: if ``module`` is none of these.
+            ParamError: if there is no such file or logged model, an argument does not fit what the module returns, or
+                a row's output depends on other rows.
             DataError: if the columns are missing, have no rows without nulls, or do not fit the module.
         """
         from sparkdl.estimators.given_module import describe_module  # with what fits need, which takes time
@@ -126,12 +136,12 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             example,
             outputs=outputs,
             labels=labels,
+            imageTransform=imageTransform,
             featuresCol=featuresCol,
             passFeaturesBy=passFeaturesBy,
             prepareFeatures=prepareFeatures,
             paddingValue=paddingValue,
         )
-        saved.module.to("cpu").eval()
         model = cls(saved).setParams(featuresCol=featuresCol, **params)
         check_scored_columns(scored_columns_of(model), saved.signature.outputs)
         return model
@@ -142,42 +152,59 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         pretrained: str,
         *,
         example: DataFrame,
-        task: str = "text-classification",
-        featuresCol: str = "text",
+        task: str | None = None,
+        weights: str | None = None,
+        revision: str | None = None,
+        labels: Sequence[Any] | None = None,
+        featuresCol: str | None = None,
         maxLength: int = 512,
         **params: Any,
     ) -> TorchModel:
-        """Return a model for a trained Hugging Face model of texts, without a fit.
+        """Return a model for a trained network of Hugging Face, timm or torchvision, without a fit.
 
         Args:
-            pretrained: local folder that ``model.save_pretrained`` and ``tokenizer.save_pretrained`` of transformers
-                wrote, or ``huggingface_hub.snapshot_download`` returned. It is read on the driver only.
-            example: DataFrame with the column of texts, whose first rows the model is tried on.
-            task: ``"text-classification"``, which predicts the labels in the model's configuration, the number of a
-                model with one output, or 0 and 1 for each label of a model with several per text; or
-                ``"feature-extraction"``, which predicts an embedding, the mean of the last layer's states over the
-                tokens of a text.
-            featuresCol: column of strings.
+            pretrained: id of a model on Hugging Face's hub, which huggingface_hub fetches to its cache; a local folder
+                that ``save_pretrained`` of transformers or ``save_for_hf`` of timm wrote; or a network by its library
+                and name, such as ``"timm:resnet18"`` or ``"torchvision:resnet18"``. It is read on the driver only.
+            example: DataFrame with the column of texts or images, whose first rows the model is tried on.
+            task: what it predicts, by its name in ``transformers.pipeline``: ``"text-classification"`` and
+                ``"image-classification"``, the labels in the model's configuration, the number of a model with one
+                output, or 0 and 1 for each label of a model with several per row; ``"feature-extraction"``, an
+                embedding, the mean of the last layer's states over the tokens of a text; or ``"text-generation"``,
+                its continuation, by a :class:`~sparkdl.estimators.LanguageModelModel`. None for the task for which the
+                model was trained, by its configuration.
+            weights: path of a local file with all weights of a network of timm or torchvision; None for the weights
+                that the library fetches.
+            revision: branch, tag or commit on the hub; None for its main branch.
+            labels: labels of the classes in place of those that the model has.
+            featuresCol: column of strings, or of encoded images or images of Spark's image source; default ``"text"``
+                or ``"content"``.
             maxLength: number of tokens to which longer texts are cut; at most what the model takes.
-            params: as for :meth:`from_module`.
+            params: as for :meth:`from_module`; for ``"text-generation"`` also ``maxNewTokens``, ``temperature``,
+                ``topK`` and ``output``.
 
         Raises:
-            ParamError: if transformers is not installed, the folder has no such model, or an argument is not valid.
-            DataError: if the column is missing or holds no texts.
+            ParamError: if a library is not installed, there is no such model or it was trained for another task, or
+                an argument is not valid.
+            DataError: if the column is missing or holds no texts or images.
         """
-        texts = import_module("sparkdl.networks.pretrained")  # by name: networks are a guest
-        texts.check_folder(pretrained)
-        trained = texts.load_trained(pretrained, task)
-        inputs = texts.fitting_inputs(
-            pretrained, trained.tokenizer, trained.network, column=featuresCol, wanted=maxLength
-        )
+        networks = import_module("sparkdl.networks.trained")  # by name: networks are a guest
+        source = networks.find_source(pretrained, task=task, revision=revision)
+        column = featuresCol or ("content" if source.task == networks.IMAGES else "text")
+        if source.task == networks.GENERATION:
+            language = import_module("sparkdl.estimators.ready_made.language")
+            generating: TorchModel = language.model_of_folder(
+                source.name, example, featuresCol=column, maxLength=maxLength, **params
+            )
+            return generating
+        trained = networks.load_trained(source, column=column, max_length=maxLength, weights=weights)
         return cls.from_module(
             trained.network,
             example=example,
             outputs=trained.kind,
-            labels=trained.labels,
-            featuresCol=featuresCol,
-            prepareFeatures=inputs,
+            labels=trained.labels if labels is None else labels,
+            featuresCol=column,
+            prepareFeatures=trained.prepare,
             **params,
         )
 
@@ -242,6 +269,34 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
         return evaluate(self, dataset, name)
 
+    def export(self, path: str | PathLike[str], *, example: DataFrame, format: str | None = None) -> None:
+        """Write the module to a file for other programs: ONNX, or a program of ``torch.export``.
+
+        The file takes the module's inputs under their names and in their order, and any number of rows; it returns
+        the module's outputs: scores for classes, in the order of ``labels``. It is tried on the first example rows,
+        together and each alone, and must compute what the module does. It does not hold ``prepareFeatures``, nor a
+        tokenizer or transform.
+
+        Args:
+            path: path or URL of the file, which is replaced if there is one.
+            example: DataFrame with the feature columns. If arrays differ in length, or inputs by what prepares them,
+                its first rows have to show it.
+            format: ``"onnx"``, which needs the extra ``onnx``, or ``"export"``; None for the one that the path ends
+                with, ``.onnx`` or ``.pt2``.
+
+        Raises:
+            ParamError: if the format is unknown, a library is missing, or the model continues texts.
+            SerializationError: if torch cannot export the module, or the file computes something else.
+            DataError: if columns are missing, or do not fit the model.
+            StoreError: if the file cannot be written.
+        """
+        from sparkdl.estimators.given_module import export_to  # with what fits need, which takes time
+
+        check_frame(example, "TorchModel.export")
+        fields = self._feature_fields(example)
+        rows = example.select(*[F.col(quoted(field.name)).cast(field.dataType) for field in fields])
+        export_to(path, self.saved, rows, format)
+
     def _write_folder(self, folder: Path) -> None:
         summary = self.summary
         extra = {
@@ -285,7 +340,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         packing = packing_of([field.dataType for field in fields], self._saved.signature.inputs)
         session = dataset.sparkSession
         scoring = self._scoring.for_session(
-            session, self.predictionBatchSize.checked(self), threads_by_settings(session)
+            session,
+            self.predictionBatchSize.checked(self),
+            threads_by_settings(session),
+            shares_gpu=shares_gpus(session),
         )
         predict = prediction_udf(scoring, columns, packing, [field.dataType for field in fields])
         if packing is None:

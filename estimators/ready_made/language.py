@@ -24,7 +24,7 @@ from pyspark.ml.param import Param
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.data.spark.columns import check_session, quoted
+from sparkdl.data.spark.columns import check_frame, check_session, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
@@ -70,7 +70,7 @@ from sparkdl.networks.language import (
     learn_tokenizer,
     num_tokens_of,
 )
-from sparkdl.networks.language_folder import save_language_folder
+from sparkdl.networks.language_folder import load_language_folder, save_language_folder
 from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
@@ -206,6 +206,40 @@ class LanguageModelModel(TorchModel, HasGeneration):
             max_length=self.getMaxLength(),
             takes_tokens=takes_tokens,
         )
+
+
+def model_of_folder(
+    folder: str, example: DataFrame, *, featuresCol: str, maxLength: int, **params: Any
+) -> LanguageModelModel:
+    """Return the model for a causal language model of transformers as it was trained.
+
+    Args:
+        folder: local folder with the model and its tokenizer.
+        example: DataFrame with the column of texts or of token arrays.
+        featuresCol: name of the column.
+        maxLength: number of tokens that the network reads at once; at most its positions.
+        params: further Params of the model.
+
+    Raises:
+        ParamError: if the folder has no such model, or a Param is not valid.
+        DataError: if the column is missing, or holds neither texts nor tokens.
+    """
+    check_frame(example, "TorchModel.from_pretrained")
+    tokenizer, decoder = load_language_folder(folder, lora_rank=None, seed=0)
+    config: Any = decoder.config
+    most = min(maxLength, getattr(config, "max_position_embeddings", None) or maxLength)
+    saved = text_model(
+        decoder.eval(),
+        tokenizer,
+        column=featuresCol,
+        answer="continuation",
+        generation=Generation(),
+        max_length=most,
+    )
+    model = LanguageModelModel(saved).setParams(featuresCol=featuresCol, maxLength=most, **params)
+    check_columns(model, [(model.featuresCol, [featuresCol])], example.columns)
+    holds_tokens(example, featuresCol)
+    return model
 
 
 def text_model(

@@ -23,6 +23,7 @@ from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
 from sparkdl.tracking.start import store_switches
+from sparkdl.tracking.torch_model import MLFLOW_SCHEMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from sparkdl.tracking import LoggedModelSpec
 
 
-_SCHEMES = ("models:", "runs:", "mlflow-artifacts:", "dbfs:", "http:", "https:")
+_SCHEMES = (*MLFLOW_SCHEMES, "dbfs:", "http:", "https:")
 """Beginnings of the URIs that only MLflow resolves."""
 
 
@@ -62,7 +63,7 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
             "Without it, mlflow.pyfunc.load_model(uri) predicts, and sparkdl.mlflow.load_module(uri) returns the "
             "torch module."
         ) from error
-    model: TorchModel = _class_named(flavor["model_class"]).load(str(folder))
+    model: TorchModel = class_named(flavor["model_class"]).load(str(folder))
     return model._logged_as(run_id or model.summary.run_id, str(model_uri))
 
 
@@ -127,7 +128,12 @@ def _make_importable(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _class_named(name: str) -> Any:
+def class_named(name: str) -> Any:
+    """Return the class of a saved model by its full name.
+
+    Raises:
+        SavedModelError: if this sparkdl does not have it.
+    """
     module, _, made = str(name).rpartition(".")
     try:
         return getattr(importlib.import_module(module), made)
@@ -138,7 +144,7 @@ def _class_named(name: str) -> Any:
 
 
 def save_model(
-    model: TorchModel,
+    model: TorchModel | torch.nn.Module,
     path: str | os.PathLike[str],
     mlflow_model: Model | None = None,
     *,
@@ -148,11 +154,13 @@ def save_model(
     extra_pip_requirements: Sequence[str] | None = None,
     code_paths: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    **of_module: Any,
 ) -> None:
     """Write a model as a model of MLflow, with the flavors ``sparkdl`` and ``python_function``.
 
     Args:
-        model: model that a fit returned, or that was loaded.
+        model: model that a fit returned, or that was loaded; or a torch module, or another first argument of
+            :meth:`~sparkdl.estimators.TorchModel.from_module`.
         path: path or URL of a folder that does not exist; a local one may be empty.
         mlflow_model: description of the model that MLflow passes; None for a new one.
         signature: signature of the model; None for the one that is derived from the model.
@@ -162,9 +170,10 @@ def save_model(
         extra_pip_requirements: further packages that serving installs, for example for your ``prepareFeatures``.
         code_paths: local files and folders with modules that the model needs and that no package contains.
         metadata: metadata for the MLmodel file.
+        of_module: the other arguments of ``TorchModel.from_module`` for a torch module: ``example`` and so on.
 
     Raises:
-        ParamTypeError: if ``model`` is not a TorchModel.
+        ParamTypeError: if ``model`` is neither, or a torch module without example rows.
         SavedModelError: if there is no such bucket, or another failure of a store that is not local.
         SerializationError: if a part of the model cannot be pickled.
         mlflow.exceptions.MlflowException: if the folder is not empty, or an argument does not fit.
@@ -179,7 +188,7 @@ def save_model(
     )
     there = open_location(absolute_url(path))
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        spec = _saved(model, folder)
+        spec = _saved(model, of_module, folder)
         if there.is_local:
             save_flavor(spec, there.path, options, mlflow_model)
         else:
@@ -191,7 +200,7 @@ def save_model(
 
 
 def log_model(
-    model: TorchModel,
+    model: TorchModel | torch.nn.Module,
     name: str = "model",
     *,
     registered_model_name: str | None = None,
@@ -204,11 +213,12 @@ def log_model(
     extra_pip_requirements: Sequence[str] | None = None,
     code_paths: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    **of_module: Any,
 ) -> ModelInfo:
     """Log a model in a run and return MLflow's description of it, which has its ``model_uri``.
 
     Args:
-        model: model that a fit returned, or that was loaded.
+        model: model or torch module, as for :func:`save_model`.
         name: name of the logged model; in MLflow 2 its folder in the run.
         registered_model_name: name under which a new version is registered; ``catalog.schema.model`` in Unity Catalog.
         registered_model_alias: alias of the new version.
@@ -220,9 +230,10 @@ def log_model(
         extra_pip_requirements: further packages that serving installs.
         code_paths: local files and folders with modules.
         metadata: metadata for the MLmodel file.
+        of_module: the other arguments of ``TorchModel.from_module`` for a torch module.
 
     Raises:
-        ParamTypeError: if ``model`` is not a TorchModel, or there is an alias without a registered name.
+        ParamTypeError: if ``model`` is neither, or there is an alias without a registered name.
         ParamError: if MLflow's registry must refuse the name or the alias.
         SerializationError: if a part of the model cannot be pickled.
         mlflow.exceptions.MlflowException: if the server refuses the model.
@@ -244,17 +255,27 @@ def log_model(
             name=registered_model_name, alias=registered_model_alias, await_s=await_registration_for
         )
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        return log_flavor(_saved(model, folder), options, name=name, run_id=run_id, registration=registration)
+        return log_flavor(
+            _saved(model, of_module, folder), options, name=name, run_id=run_id, registration=registration
+        )
 
 
-def _saved(model: Any, folder: str) -> LoggedModelSpec:
+def _saved(model: Any, arguments: Mapping[str, Any], folder: str) -> LoggedModelSpec:
+    """Save a model, or a module with the arguments of ``TorchModel.from_module``, to a folder."""
     from sparkdl.estimators.fit.tracking import save_for_mlflow
     from sparkdl.estimators.torch_model import TorchModel
 
     if not isinstance(model, TorchModel):
+        if "example" not in arguments:
+            raise ParamTypeError(
+                f"sparkdl.mlflow takes a TorchModel, got {type(model).__module__}.{type(model).__name__}. With a torch "
+                "module it takes the arguments of TorchModel.from_module, too: example=df, featuresCol=..., outputs=..."
+            )
+        model = TorchModel.from_module(model, **arguments)
+    elif arguments:
         raise ParamTypeError(
-            f"sparkdl.mlflow takes a TorchModel, got {type(model).__module__}.{type(model).__name__}. "
-            "TorchModel.from_module(module, example=df, featuresCol=...) makes one of a torch module."
+            f"sparkdl.mlflow got {', '.join(arguments)}, which are for a torch module, and a TorchModel, which has "
+            "its own."
         )
     return save_for_mlflow(model, folder)
 

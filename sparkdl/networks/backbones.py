@@ -1,13 +1,14 @@
-"""Networks of torchvision and timm by name, as backbones of an image classifier.
+"""Networks of torchvision and timm by name: as backbones of an image classifier, and as they were trained.
 
-Weights can be loaded from a file; the last layer is new. Names have the form ``"torchvision:resnet18"`` or
+A backbone has a new last layer. Weights can be loaded from a file. Names have the form ``"torchvision:resnet18"`` or
 ``"timm:resnet18"``; a library is imported when the first of its names is used.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -32,9 +33,9 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
         ParamError: if there is no such file, or it holds something else.
     """
     if not Path(path).is_file():
-        raise ParamError(f"Param backboneWeights is {path!r}, and there is no such file on the driver.")
+        raise ParamError(f"The file of weights is {path!r}, and there is no such file on the driver.")
     advice = "It takes a file of safetensors, or one that torch.save(model.state_dict(), path) wrote."
-    with errors_as(ParamError, f"Param backboneWeights is {path!r}, which cannot be read", advice):
+    with errors_as(ParamError, f"The file of weights is {path!r}, which cannot be read", advice):
         scope: Any = (
             load_file(path)
             if path.endswith(".safetensors")
@@ -45,7 +46,7 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
             scope = scope[name]
     if not isinstance(scope, Mapping) or not all(isinstance(tensor, Tensor) for tensor in scope.values()):
         raise ParamError(
-            f"Param backboneWeights is {path!r}, which does not hold tensors by name. Write it with "
+            f"The file of weights is {path!r}, which does not hold tensors by name. Write it with "
             "torch.save(model.state_dict(), path)."
         )
     return {str(name).removeprefix("module."): tensor for name, tensor in scope.items()}
@@ -91,7 +92,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
             if names
         ]
         raise ParamError(
-            f"Param backboneWeights is {path!r}, which holds the weights of another network "
+            f"The file of weights is {path!r}, which holds the weights of another network "
             f"({'; '.join(differences)}). Name the backbone that they belong to."
         )
     # The module's state_dict has the versions of its layers, without which torchvision's mnasnet loads no weights.
@@ -107,9 +108,7 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
     """
     name = last_layer(module, 1000)
     if name is None:
-        raise ParamError(
-            "Param backbone names a network without a last layer for the 1000 classes of ImageNet."
-        )
+        raise ParamError("The network has no last layer for the 1000 classes of ImageNet.")
     layer: Any = module.get_submodule(name)
     has_bias = layer.bias is not None
     new: nn.Module
@@ -156,7 +155,7 @@ def check_backbone(name: str) -> None:
     names = _names(library)
     if model not in names:
         hint = did_you_mean(model, names, most=3, otherwise=f"It has {len(names)}, such as {names[0]}.")
-        raise ParamError(f"Param backbone is {name!r}, and {library} has no model {model!r}. {hint}")
+        raise ParamError(f"The network is {name!r}, and {library} has no model {model!r}. {hint}")
 
 
 def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
@@ -172,7 +171,7 @@ def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
     """
     library, model = _split(name)
     fetched = " with weights that are fetched from the network" if weights == PRETRAINED else ""
-    with errors_as(ParamError, f"Param backbone is {name!r}, which {library} cannot create{fetched}"):
+    with errors_as(ParamError, f"The network is {name!r}, which {library} cannot create{fetched}"):
         if library == "timm":
             made: nn.Module = _library(library).create_model(
                 model, pretrained=weights == PRETRAINED, num_classes=num_outputs
@@ -195,7 +194,7 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
         ParamError: if the library does not have them, as for a model without pretrained weights.
     """
     library, model = _split(name)
-    what = f"Param backbone is {name!r}, and {library} does not say how its pretrained weights take images"
+    what = f"The network is {name!r}, and {library} does not say how its pretrained weights take images"
     with errors_as(ParamError, what, "Set normalization."):
         if library == "timm":
             scale = _library(library).get_pretrained_cfg(model)
@@ -204,12 +203,114 @@ def pretrained_scales(name: str) -> tuple[Sequence[float], Sequence[float]]:
         return scale.mean, scale.std
 
 
+def is_of_library(name: str) -> bool:
+    """Whether a name has the form of a network of a library."""
+    return name.partition(":")[0] in LIBRARIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedNetwork:
+    """A network of a library as it was trained.
+
+    Attributes:
+        module: the network.
+        transform: function that makes its input of an image of Pillow.
+        labels: labels of the classes; None if the library does not know them.
+    """
+
+    module: nn.Module
+    transform: Callable[[Any], Any]
+    labels: tuple[str, ...] | None
+
+
+def load_trained_network(name: str, weights: str | None) -> TrainedNetwork:
+    """Return a network with trained weights, and with the transform that its library has for them.
+
+    Args:
+        name: name of the network, ``"library:model"``.
+        weights: path of a file with the weights of the whole network, whose last layer says how many classes there
+            are; None for the weights that the library fetches.
+
+    Raises:
+        ParamError: if there is no such network, or the weights are missing or of another network.
+    """
+    check_backbone(name)
+    library, model = _split(name)
+    given = None if weights is None else read_backbone_weights(weights)
+    if given is None:
+        with errors_as(
+            ParamError,
+            f"The network is {name!r}, which {library} cannot create with weights that are fetched from the network",
+            "Where there is none, give weights, the path of a file.",
+        ):
+            if library == "timm":
+                module: nn.Module = _library(library).create_model(model, pretrained=True)
+            else:
+                module = _library("torchvision.models").get_model(model, weights="DEFAULT")
+    else:
+        assert weights is not None, "they were read"
+        module = _with_all_weights(name, given, weights)
+    transform, labels = _recipe(library, model, module)
+    return TrainedNetwork(module=module, transform=transform, labels=labels if given is None else None)
+
+
+def load_timm_folder(folder: str) -> TrainedNetwork:
+    """Return the network in a local folder that ``timm.models.save_for_hf`` wrote, or that was fetched from the hub.
+
+    Raises:
+        ParamError: if timm cannot load it.
+    """
+    timm = _library("timm")
+    with errors_as(ParamError, f"The folder {folder!r} has a network of timm, which cannot load it"):
+        module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    transform, labels = _recipe("timm", "", module)
+    return TrainedNetwork(module=module, transform=transform, labels=labels)
+
+
+def _with_all_weights(name: str, weights: Mapping[str, Tensor], path: str) -> nn.Module:
+    """Return a network with the number of classes of a file, and with all of its weights."""
+    module = make_backbone(name, num_outputs=1000, weights=NO_WEIGHTS)
+    last = last_layer(module, 1000)
+    weight = weights.get(f"{last}.weight")
+    if weight is None:
+        raise ParamError(
+            f"The file of weights is {path!r}, which holds no weights of {last}, the last layer of {name!r}. To "
+            f"predict, all weights are needed; ImageClassifier(backbone={name!r}, backboneWeights=...) trains a new "
+            "last layer."
+        )
+    if len(weight) != 1000:
+        module = make_backbone(name, num_outputs=len(weight), weights=NO_WEIGHTS)
+    load_fitting(module, weights, num_outputs=len(weight), path=path)
+    return module
+
+
+def _recipe(
+    library: str, model: str, module: nn.Module
+) -> tuple[Callable[[Any], Any], tuple[str, ...] | None]:
+    """Return the transform of a library for a network, and the labels of its own weights, None if it has none."""
+    transform: Callable[[Any], Any]
+    if library == "torchvision":
+        weights = _library("torchvision.models").get_model_weights(model).DEFAULT
+        transform = weights.transforms()
+        return transform, tuple(weights.meta["categories"])
+    data = _library("timm.data")
+    transform = data.create_transform(**data.resolve_model_data_config(module))
+    configured: Any = getattr(module, "pretrained_cfg", {}).get("label_names")
+    if configured:
+        return transform, tuple(map(str, configured))
+    subset = data.infer_imagenet_subset(module)
+    if subset is None:
+        return transform, None
+    classes = data.ImageNetInfo(subset)
+    return transform, tuple(classes.index_to_description(index) for index in range(classes.num_classes()))
+
+
 def _split(name: str) -> tuple[str, str]:
     library, _, model = name.partition(":")
     if library not in LIBRARIES or not model:
         raise ParamError(
-            f"Param backbone is {name!r}. It takes {OWN!r}, or a name with its library, such as "
-            "'torchvision:resnet18' or 'timm:resnet18'."
+            f"The network is {name!r}, and takes a name with its library, such as 'torchvision:resnet18' or "
+            f"'timm:resnet18'. ImageClassifier also takes {OWN!r}."
         )
     return library, model
 
@@ -223,14 +324,14 @@ def _library(module: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         lacking = (missing or name).partition(".")[0]
         raise ParamError(
-            f"Param backbone names {name}, which cannot be imported here: {error}. Install {lacking} on driver and "
-            f"executors, in the version for their torch: pip install {lacking}. Or take backbone={OWN!r}."
+            f"The network is of {name}, which cannot be imported here: {error}. Install {lacking} on driver and "
+            f"executors, in the version for their torch: pip install {lacking}"
         ) from error
     except Exception as error:  # a torchvision for another torch fails with RuntimeError
         failed = _failed_library(error) or name
         what = "which" if failed == name else f"which imports {failed}, and that"
         raise ParamError(
-            f"Param backbone names {name}, {what} is installed and fails when it is imported: {type(error).__name__}: "
+            f"The network is of {name}, {what} is installed and fails when it is imported: {type(error).__name__}: "
             f"{error}. {failed} may be made for another version or build of torch: install the one for yours."
         ) from error
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import DataError
+from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -172,18 +173,24 @@ def decoded(content: bytes, *, where: str, size: tuple[int, int]) -> npt.NDArray
     Raises:
         DataError: if it cannot be decoded; the message contains ``where`` and says how to find the row.
     """
+    return np.array(open_upright(content, where=where, size=size))
+
+
+def open_upright(content: bytes, *, where: str, size: tuple[int, int] | None = None) -> Image.Image:
+    """Return an encoded image of Pillow as :func:`decoded` returns its pixels; in its full size without ``size``."""
     image = _opened(content, where)
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
     try:
-        image.draft(None, (max(size), max(size)))
+        if size is not None:
+            image.draft(None, (max(size), max(size)))
         upright = ImageOps.exif_transpose(image)
         if upright.mode == "F":
             raise ValueError("its pixels are floating-point numbers; give such images as arrays")
         if upright.mode in _SIXTEEN_BITS:
             grey = (np.clip(np.asarray(upright), 0, 0xFFFF) >> 8).astype(np.uint8)
-            return np.repeat(grey[..., None], 3, axis=2)
-        return np.array(upright.convert("RGB"))
+            upright = Image.fromarray(grey)
+        return upright.convert("RGB")
     except Exception as error:
         raise _broken(content, where, error) from error
 
@@ -350,6 +357,60 @@ class ImageInputs:
 
     def _where(self, index: int) -> str:
         return f"column {self.column!r}, row {index} of its batch,"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformedImages:
+    """Makes a network's input of each image of a column, by a transform of timm or torchvision; saved with the model.
+
+    Attributes:
+        column: name of the column of encoded images, or of images of Spark's image source.
+        transform: function that makes an array or a tensor of one image of Pillow in red, green and blue. Encoded
+            images are turned as their EXIF data say.
+    """
+
+    column: str
+    transform: Callable[[Image.Image], Any]
+
+    @property
+    def imported_when_called(self) -> tuple[str, ...]:
+        """Modules that are imported when images are converted, as serving must install them."""
+        return ("PIL",)
+
+    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> Tensor:
+        """Return the inputs of a batch.
+
+        Raises:
+            DataError: if a row is not an image, or the transform fails or makes inputs of several shapes.
+        """
+        inputs = [
+            self._transformed(row, f"column {self.column!r}, row {index} of its batch,")
+            for index, row in enumerate(columns[self.column])
+        ]
+        shapes = {tuple(array.shape) for array in inputs}
+        if len(shapes) > 1:
+            raise DataError(
+                f"The transform of the images in column {self.column!r} made inputs of the shapes "
+                f"{' and '.join(map(str, sorted(shapes)[:2]))}. Make it end with one size for all images: for instance "
+                "torchvision.transforms.Resize(256) before CenterCrop(224)."
+            )
+        return torch.stack(inputs)
+
+    def _transformed(self, row: Any, where: str) -> Tensor:
+        if isinstance(row, np.ndarray) and row.ndim == 3:
+            from PIL import Image
+
+            image = Image.fromarray(in_colours(row, where=where))
+        elif isinstance(row, bytes | bytearray | memoryview):
+            image = open_upright(bytes(row), where=where)
+        else:
+            raise DataError(
+                f"The value in {where} is no image but {type(row).__name__}. A transform takes encoded images (binary, "
+                "as spark.read.format('binaryFile') has them in the column content) or images of Spark's image source."
+            )
+        with errors_as(DataError, f"The transform failed on the image in {where}"):
+            made = self.transform(image)
+            return made if isinstance(made, Tensor) else torch.from_numpy(np.array(made))
 
 
 AUGMENTATIONS = ("flip", "crop")

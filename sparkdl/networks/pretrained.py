@@ -14,20 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError, listed
+from sparkdl.errors import ParamError
 from sparkdl.model.architecture import evaluating
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.text import checked_texts
-
-if TYPE_CHECKING:
-    from sparkdl.model.losses import PredictionKind
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
 _NO_LIMIT = 1 << 20
@@ -249,7 +246,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
         ParamError: if the folder holds no tokenizer or no model that can classify texts, or the weights are those of
             another model.
     """
-    tokenizer, model, loading = _load(
+    tokenizer, model, loading = load_parts(
         folder,
         "AutoModelForSequenceClassification",
         num_labels=num_outputs,
@@ -259,64 +256,7 @@ def load_folder(folder: str, *, num_outputs: int) -> tuple[Any, PretrainedTextNe
     return tokenizer, PretrainedTextNetwork(model, taken_names(tokenizer))
 
 
-@dataclass(frozen=True)
-class TrainedTextModel:
-    """What a folder of transformers predicts of texts without further training.
-
-    Attributes:
-        tokenizer: tokenizer of the folder.
-        network: network that takes the tokens.
-        kind: meaning of the network's outputs.
-        labels: labels of the classes; None if it predicts no classes.
-    """
-
-    tokenizer: Any
-    network: PretrainedTextNetwork
-    kind: PredictionKind
-    labels: tuple[str, ...] | None
-
-
-TASKS = ("text-classification", "feature-extraction")
-"""Names of ``transformers.pipeline`` for what :func:`load_trained` loads: classes, and one embedding per text."""
-
-
-def load_trained(folder: str, task: str) -> TrainedTextModel:
-    """Return the tokenizer and the network of a folder as they were trained.
-
-    Raises:
-        ParamError: if there is no such task, or the folder holds no model that was trained for it.
-    """
-    if task not in TASKS:
-        raise ParamError(
-            f"task is {task!r}, and TorchModel.from_pretrained takes {' or '.join(map(repr, TASKS))}. To continue "
-            "texts, fit a LanguageModel(pretrained=folder)."
-        )
-    if task == "feature-extraction":
-        tokenizer, model, loading = _load(folder, "AutoModel")
-        _check_trained(loading, folder, task, spare="pooler.")
-        return TrainedTextModel(tokenizer, TextEmbedding(model, taken_names(tokenizer)), "value", None)
-    tokenizer, model, loading = _load(folder, "AutoModelForSequenceClassification")
-    _check_trained(loading, folder, task)
-    network, config = PretrainedTextNetwork(model, taken_names(tokenizer)), model.config
-    if config.num_labels == 1 or config.problem_type == "regression":
-        return TrainedTextModel(tokenizer, network, "value", None)
-    if config.problem_type == "multi_label_classification":
-        return TrainedTextModel(tokenizer, network, "binary_logit", None)
-    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
-    return TrainedTextModel(tokenizer, network, "class", labels)
-
-
-def _check_trained(loading: Mapping[str, Any], folder: str, task: str, spare: str = "\0") -> None:
-    """Check that a folder has all weights of a model, except for those that begin with ``spare``."""
-    lacking = sorted(name for name in loading["missing_keys"] if not name.startswith(spare))
-    if lacking:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, whose model was not trained for {task}: it has no weights for "
-            f"{listed(lacking, 3)}. Choose another task, or fit a TextClassifier(pretrained=folder)."
-        )
-
-
-def _load(folder: str, loader: str, **options: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+def load_parts(folder: str, loader: str, **options: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     """Return the tokenizer and the model of a folder, and how the weights were loaded.
 
     Raises:

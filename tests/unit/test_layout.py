@@ -59,12 +59,12 @@ LAYERS = {
     "horovod": "spark, runner, torch",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
-    "model": "served_model, predictor, independent_rows, named_metrics | saved_model, heads, losses | served_columns | "
-    "signature, architecture | inputs, padding | weights_file",
-    "networks": "language_folder, language, generation, logits | adapters | pretrained, backbones | decoder | images | "
-    "initial_weights | standardization | tabular | text | folder_tokens",
+    "model": "served_model, predictor, independent_rows, named_metrics, export | saved_model, heads, losses | "
+    "served_columns | signature, architecture | inputs, padding | program | weights_file",
+    "networks": "trained | language_folder, language, generation, logits | adapters | pretrained, backbones | "
+    "decoder | images | initial_weights | standardization | tabular | text | folder_tokens",
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
-    "start",
+    "torch_model | start",
     "mlflow": "flavor | pyfunc",
     "runner": "horovod_runner, runner, on_rank | packed_call, rank_logging | script",
     "jobs": "command, schema, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",

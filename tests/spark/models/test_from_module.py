@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql import functions as F
 from torch import nn
 
 import sparkdl.mlflow
 from sparkdl.errors import DataError, ParamError, ParamTypeError
-from sparkdl.estimators import TorchModel
+from sparkdl.estimators import LanguageModelModel, TorchModel
 from tests.unit.networks.pretrained_folders import write_folder
 
 pytestmark = pytest.mark.no_cluster_needed
@@ -110,6 +114,35 @@ def test_module_with_named_inputs_and_outputs_predicts_text_of_any_length(texts)
     assert first.transform(texts).orderBy("id").first()["prediction"] in (0.0, 1.0, 2.0)
 
 
+def test_a_program_in_a_file_predicts_is_saved_and_is_what_export_writes(spark, tmp_path) -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).eval()
+    rows = spark.createDataFrame([([1.0, 2.0],), ([3.0, 5.0],), ([0.5, 1.0],)], "features array<double>")
+    with torch.no_grad():
+        expected = module(torch.tensor([[1.0, 2.0], [3.0, 5.0], [0.5, 1.0]]))
+    vectors = rows.withColumn("features", array_to_vector("features"))
+    given = TorchModel.from_module(module, example=vectors)
+    given.export((tmp_path / "net.pt2").as_uri(), example=vectors)
+    model = TorchModel.from_module(str(tmp_path / "net.pt2"), example=rows)
+    model.write().save(str(tmp_path / "saved"))
+    scored = TorchModel.load(str(tmp_path / "saved")).transform(rows).collect()
+    np.testing.assert_allclose([row["prediction"] for row in scored], expected, rtol=1e-5)
+    with pytest.raises(DataError, match="There is no column 'features'"):
+        given.export(str(tmp_path / "net.onnx"), example=rows.select(F.lit(1).alias("other")))
+
+
+def test_a_module_is_logged_with_example_rows(spark, tracked: Path) -> None:
+    module, rows = nn.Linear(2, 3), spark.createDataFrame([([1.0, 2.0],)], "features array<double>")
+    uri = sparkdl.mlflow.log_model(module, example=rows, outputs="class", labels=LABELS).model_uri
+    model = sparkdl.mlflow.load_model(uri)
+    assert model.labels == LABELS
+    with pytest.raises(ParamError, match="was not logged by mlflow.pytorch.*sparkdl.mlflow.load_model"):
+        TorchModel.from_module(uri, example=rows)
+    with pytest.raises(ParamTypeError, match="arguments of TorchModel.from_module.*example=df"):
+        sparkdl.mlflow.log_model(module)
+    with pytest.raises(ParamTypeError, match="got outputs, which are for a torch module"):
+        sparkdl.mlflow.log_model(model, outputs="class")
+
+
 class MeanOfRows(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows - rows.mean(0)
@@ -122,7 +155,16 @@ def test_modules_and_arguments_that_do_not_fit_are_refused_with_what_to_do(spark
     module = nn.Linear(2, 3)
     refused = [
         (ParamTypeError, "Call TorchModel.from_module", lambda: TorchModel(module)),
-        (ParamTypeError, "got builtins.str", lambda: TorchModel.from_module("net", example=rows)),
+        (
+            ParamError,
+            "both make the module's inputs",
+            lambda: TorchModel.from_module(module, example=rows, imageTransform=len, prepareFeatures=len),
+        ),
+        (
+            ParamError,
+            "images of one column",
+            lambda: TorchModel.from_module(module, example=rows, imageTransform=len, featuresCol=["a", "b"]),
+        ),
         (
             ParamError,
             "one of class,",
@@ -175,7 +217,7 @@ def test_a_trained_model_of_transformers_predicts_as_its_pipeline(texts, tmp_pat
     embedding = TorchModel.from_pretrained(folder, example=texts, task="feature-extraction")
     vectors = [row["prediction"] for row in embedding.transform(texts).orderBy("id").collect()]
     assert [vector and len(vector) for vector in vectors] == [4, None, 4, 4]
-    with pytest.raises(ParamError, match="takes 'text-classification' or 'feature-extraction'"):
+    with pytest.raises(ParamError, match="takes 'text-classification', 'feature-extraction'"):
         TorchModel.from_pretrained(folder, example=texts, task="translation")
 
 
@@ -185,4 +227,109 @@ def test_a_model_that_was_not_trained_for_a_task_is_refused(texts, tmp_path) -> 
     folder = write_folder(tmp_path / "body", kind="bert")
     transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)
     with pytest.raises(ParamError, match=r"not trained for text-classification: .*classifier.bias"):
-        TorchModel.from_pretrained(folder, example=texts)
+        TorchModel.from_pretrained(folder, example=texts, task="text-classification")
+
+
+def test_a_trained_language_model_continues_texts(texts, tmp_path) -> None:
+    import transformers
+
+    folder = write_folder(tmp_path / "written", kind="gpt2")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    network = transformers.AutoModelForCausalLM.from_config(config).eval()
+    network.save_pretrained(folder)
+    model = TorchModel.from_pretrained(folder, example=texts, maxNewTokens=3, predictionCol="more")
+    assert isinstance(model, LanguageModelModel)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer("one two", return_tensors="pt")
+    tokens = network.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    expected = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert model.transform(texts).orderBy("id").first()["more"] == model.generate("one two") == expected
+
+
+@pytest.fixture(scope="module")
+def images(spark, tmp_path_factory):
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("images")
+    numbers = np.random.default_rng(0)
+    for number in range(3):
+        pixels = numbers.integers(0, 256, (180 + 20 * number, 200, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return spark.read.format("binaryFile").load(str(folder)).orderBy("path")
+
+
+def scores_of(network: nn.Module, transform: Any, images: Any) -> torch.Tensor:
+    from PIL import Image
+
+    opened = [Image.open(BytesIO(row["content"])).convert("RGB") for row in images.collect()]
+    with torch.no_grad():
+        return network.eval()(torch.stack([transform(image) for image in opened]))
+
+
+def test_a_trained_network_of_timm_scores_a_folder_of_images(images, tmp_path) -> None:
+    import timm
+
+    network = timm.create_model("test_resnet", num_classes=5)
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
+    expected = scores_of(network, transform, images)
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    timm.models.save_for_hf(
+        network, str(tmp_path / "folder"), {"label_names": list("abcde")}, safe_serialization=True
+    )
+    settings = {"example": images, "rawPredictionCol": "scores"}
+    by_name = TorchModel.from_pretrained(
+        "timm:test_resnet", weights=str(tmp_path / "weights.pt"), labels=list("abcde"), **settings
+    )
+    own = TorchModel.from_module(
+        network,
+        imageTransform=transform,
+        featuresCol="content",
+        outputs="class",
+        labels=list("abcde"),
+        **settings,
+    )
+    folder = TorchModel.from_pretrained(str(tmp_path / "folder"), **settings)
+    in_structs = images.selectExpr("path as id", "struct(content as bytes, path) as content")
+    for model, given in ((by_name, images), (own, in_structs), (folder, images)):
+        rows = model.transform(given).collect()
+        assert [row["prediction"] for row in rows] == ["abcde"[index] for index in expected.argmax(1)]
+        np.testing.assert_allclose([row["scores"].toArray() for row in rows], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.any_spark_will_do
+def test_the_example_of_the_docs_scores_a_folder_of_images(spark, tmp_path, monkeypatch) -> None:
+    import timm
+    from PIL import Image
+
+    page = Path(__file__).resolve().parents[3] / "docs" / "trained_elsewhere.md"
+    (example,) = re.findall(r"```text\n(from pyspark.*?)```", page.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("flowers").mkdir()
+    for number in range(3):
+        Image.new("RGB", (300, 200 + number), (80 * number, 90, 20)).save(f"flowers/{number}.jpg")
+    torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), "best.pt")
+    for name in ("flowers", "scored"):  # Spark's own working directory is another one
+        example = example.replace(f'"{name}"', repr(str(tmp_path / name)))
+    exec(example, {})
+    scored = spark.read.parquet(str(tmp_path / "scored")).collect()
+    assert {row["prediction"] for row in scored} <= {"daisy", "rose", "tulip"}
+    assert [len(row["probability"]) for row in scored] == [3, 3, 3]
+
+
+def test_a_trained_image_classifier_of_transformers_predicts_with_its_processor(images, tmp_path) -> None:
+    import transformers
+    from PIL import Image
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, id2label={0: "cat", 1: "dog"})
+    network = transformers.ViTForImageClassification(config)
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    for part in (network, processor):
+        part.save_pretrained(tmp_path)
+    model = TorchModel.from_pretrained(str(tmp_path), example=images, probabilityCol="probability")
+    pipeline = transformers.pipeline("image-classification", model=network, image_processor=processor)
+    rows = model.transform(images).collect()
+    for row in rows:
+        best = pipeline(Image.open(BytesIO(row["content"])))[0]
+        assert row["prediction"] == best["label"]
+        np.testing.assert_allclose(row["probability"].toArray().max(), best["score"], rtol=1e-4)

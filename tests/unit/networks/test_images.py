@@ -329,5 +329,5 @@ def test_missing_and_broken_libraries_have_different_errors(tmp_path, monkeypatc
         (TORCHVISION, "torchvision, which"),
         (TIMM, "timm, which imports torchvision, and that"),
     ):
-        with pytest.raises(ParamError, match=f"names {what} is installed .* RuntimeError: operator"):
+        with pytest.raises(ParamError, match=f"is of {what} is installed .* RuntimeError: operator"):
             check_backbone(name)

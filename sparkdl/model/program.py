@@ -1,0 +1,140 @@
+"""A network in one file that holds its code and its weights: TorchScript, or a program of ``torch.export``.
+
+Such a network cannot be divided into structure and weights. It travels and is stored as the bytes of its file, in a
+tensor of uint8 beside which nothing is pickled. It predicts, and is not trained.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+class NetworkProgram(nn.Module):
+    """Calls a network that was read from its file.
+
+    Args:
+        content: bytes of the file, uint8.
+        is_script: whether the file is TorchScript; otherwise it is a program of ``torch.export``.
+    """
+
+    def __init__(self, content: Tensor, is_script: bool) -> None:
+        super().__init__()
+        self.content, self.is_script = content, is_script
+        self._call: Any
+        self._load(torch.device("cpu"))
+
+    @property
+    def number_dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point weight; float32 without one."""
+        dtypes = (weight.dtype for weight in self._call.parameters() if weight.is_floating_point())
+        return next(dtypes, torch.float32)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the network returns."""
+        return self._call(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> NetworkProgram:
+        """Set the mode of TorchScript; a program of ``torch.export`` has the one in which it was exported."""
+        if self.is_script:
+            self._call.train(mode)
+        super().train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NetworkProgram:
+        moved = fn(torch.empty(0, dtype=torch.float32))
+        if moved.dtype != torch.float32:
+            raise TypeError(
+                f"a network that was read from a file keeps its dtypes, and was asked for {moved.dtype}"
+            )
+        if moved.device != self._device:
+            self._load(moved.device)
+        super()._apply(fn, recurse)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NetworkProgram, (self.content, self.is_script)
+
+    def _load(self, device: torch.device) -> None:
+        self._device = device
+        file = io.BytesIO(self.content.numpy().data)
+        if self.is_script:
+            loaded: Any = torch.jit.load(file, map_location=device).eval()
+        else:
+            from torch.export.passes import move_to_device_pass
+
+            loaded = move_to_device_pass(torch.export.load(file), device).module()
+        # Not among the submodules, whose weights would travel beside the bytes that hold them.
+        self.__dict__["_call"] = loaded
+
+
+def read_program(content: bytes, source: str) -> NetworkProgram:
+    """Return the network in a file.
+
+    Args:
+        content: content of the file.
+        source: path of the file, for errors.
+
+    Raises:
+        ParamError: if it holds something else, or a program for one number of rows.
+    """
+    takes = "It takes a file that torch.jit.save or torch.export.save wrote."
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            parts = [name.partition("/")[2] for name in archive.namelist()]
+    except zipfile.BadZipFile as error:
+        raise ParamError(f"{source} is not the file of a network. {takes}") from error
+    is_script = any(part.startswith("code/") for part in parts)
+    if not is_script and "data.pkl" in parts:
+        raise ParamError(
+            f"{source} holds what torch.save wrote, which is weights or a pickle and not a network. Make the network, "
+            "load them with module.load_state_dict(torch.load(path)), and give the module."
+        )
+    with errors_as(ParamError, f"{source} cannot be read as the file of a network", takes):
+        if not is_script:
+            _check_takes_any_rows(torch.export.load(io.BytesIO(content)), source)
+        return NetworkProgram(torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)), is_script)
+
+
+def program_of_script(script: torch.jit.ScriptModule) -> NetworkProgram:
+    """Return a network of TorchScript, from its bytes."""
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    return read_program(file.getvalue(), "The TorchScript module")
+
+
+def program_of_export(exported: ExportedProgram) -> NetworkProgram:
+    """Return a network of ``torch.export``, from its bytes.
+
+    Raises:
+        ParamError: if it takes one number of rows only.
+    """
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    return read_program(file.getvalue(), "The exported program")
+
+
+def _check_takes_any_rows(exported: ExportedProgram, source: str) -> None:
+    inputs = set(exported.graph_signature.user_inputs)
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        if node.name not in inputs or not isinstance(value, Tensor) or not value.ndim:
+            continue
+        if isinstance(value.shape[0], int):
+            raise ParamError(
+                f"{source} takes exactly {value.shape[0]} rows in its input {node.name!r}, and batches differ in "
+                "length. Export it again for any number of rows: torch.export.export(module, (inputs,), "
+                "dynamic_shapes=({0: torch.export.Dim.AUTO},)), with two rows or more in inputs."
+            )

@@ -1,0 +1,249 @@
+"""Networks that were trained elsewhere, with the inputs that they take: of Hugging Face, timm and torchvision.
+
+Runs on the *driver*. A model of Hugging Face is in a local folder, or on its hub, from which huggingface_hub fetches
+the files to its cache. A network of timm or torchvision has a name such as ``"timm:resnet18"``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import ParamError, listed
+from sparkdl.foreign_errors import errors_as
+from sparkdl.networks.backbones import is_of_library, load_timm_folder, load_trained_network
+from sparkdl.networks.images import TransformedImages
+from sparkdl.networks.pretrained import (
+    PretrainedTextNetwork,
+    TextEmbedding,
+    check_folder,
+    fitting_inputs,
+    load_parts,
+    taken_names,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sparkdl.model.losses import PredictionKind
+
+IMAGES, GENERATION = "image-classification", "text-generation"
+_CLASSES, _EMBEDDINGS = "text-classification", "feature-extraction"
+TASKS = (_CLASSES, _EMBEDDINGS, GENERATION, IMAGES)
+"""Names of ``transformers.pipeline`` for what models of Hugging Face predict."""
+
+_TASKS_OF_CLASSES = {
+    "ForSequenceClassification": _CLASSES,
+    "ForImageClassification": IMAGES,
+    "ForCausalLM": GENERATION,
+    "LMHeadModel": GENERATION,
+    "ForMaskedLM": _EMBEDDINGS,
+    "Model": _EMBEDDINGS,
+}
+"""Tasks by the ends of the names of transformers' classes, the longer ends first."""
+
+_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.safetensors")
+_OTHER_WEIGHTS = ("pytorch_model*.bin",)
+_NOT_READ = ("*/*", "consolidated*")
+"""Patterns of files on the hub: those that transformers reads, older weights in place of safetensors, and folders and
+copies of the weights for other libraries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a trained network is.
+
+    Attributes:
+        name: local folder of Hugging Face, or name of a network of timm or torchvision.
+        task: one of :data:`TASKS`.
+    """
+
+    name: str
+    task: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A network as it was trained, and what it takes and returns.
+
+    Attributes:
+        network: the network.
+        prepare: function that makes its inputs of a column, saved with the model.
+        kind: meaning of its outputs.
+        labels: labels of the classes; None if they are not known, or it predicts no classes.
+    """
+
+    network: nn.Module
+    prepare: Callable[[dict[str, Any]], Any]
+    kind: PredictionKind
+    labels: tuple[str, ...] | None
+
+
+def find_source(pretrained: str, *, task: str | None, revision: str | None) -> Source:
+    """Return where a network is, after fetching it from the hub if it is neither a folder nor of a library.
+
+    Args:
+        pretrained: local folder, id on the hub, or name of a network of a library.
+        task: what it predicts, one of :data:`TASKS`; None for what its configuration says.
+        revision: branch, tag or commit on the hub; None for its main branch.
+
+    Raises:
+        ParamError: if there is no such task or model, or a library is missing.
+    """
+    if task is not None and task not in TASKS:
+        raise ParamError(
+            f"task is {task!r}, and TorchModel.from_pretrained takes {', '.join(map(repr, TASKS))}."
+        )
+    if is_of_library(pretrained):
+        if task not in (None, IMAGES):
+            raise ParamError(f"task is {task!r}, and {pretrained!r} is a network for {IMAGES!r}.")
+        return Source(name=pretrained, task=IMAGES)
+    folder = pretrained if Path(pretrained).is_dir() else _fetch(pretrained, revision)
+    if _is_of_timm(folder):
+        if task not in (None, IMAGES):
+            raise ParamError(f"task is {task!r}, and {pretrained!r} is a network of timm, for {IMAGES!r}.")
+        return Source(name=folder, task=IMAGES)
+    check_folder(folder)
+    return Source(name=folder, task=task or _task_of(folder))
+
+
+def load_trained(source: Source, *, column: str, max_length: int, weights: str | None) -> TrainedModel:
+    """Return a network with its inputs; for all tasks but :data:`GENERATION`.
+
+    Args:
+        source: where it is.
+        column: name of the column of texts or images.
+        max_length: number of tokens to which longer texts are cut.
+        weights: path of a file with weights, for a network of a library; None for those of the library or the folder.
+
+    Raises:
+        ParamError: if the folder holds no model that was trained for the task, or weights do not fit.
+    """
+    of_library = is_of_library(source.name)
+    if of_library or (weights is None and _is_of_timm(source.name)):
+        trained = load_trained_network(source.name, weights) if of_library else load_timm_folder(source.name)
+        inputs = TransformedImages(column=column, transform=trained.transform)
+        return TrainedModel(network=trained.module, prepare=inputs, kind="class", labels=trained.labels)
+    if weights is not None:
+        raise ParamError(
+            f"weights is {weights!r}, which are for a network of timm or torchvision, and {source.name!r} has its own."
+        )
+    return (
+        _load_images(source.name, column)
+        if source.task == IMAGES
+        else _load_texts(source, column, max_length)
+    )
+
+
+def _fetch(name: str, revision: str | None) -> str:
+    """Fetch a model from the hub to the cache of huggingface_hub, unless it is there, and return its folder."""
+    with errors_as(
+        ParamError, f"There is no folder {name!r}", "Run pip install transformers.", of=ImportError
+    ):
+        hub = importlib.import_module("huggingface_hub")
+    hint = f" A name of a network of timm is given as 'timm:{name[5:]}'." if name.startswith("timm/") else ""
+    advice = (
+        "Check the name, and log in with `hf auth login` if the model is not public. Where the hub cannot be reached, "
+        f"run `hf download {name} --local-dir FOLDER` elsewhere, and give the folder.{hint}"
+    )
+    what = f"Param pretrained is {name!r}, which is no folder here, and cannot be fetched from Hugging Face's hub"
+    with errors_as(ParamError, what, advice):
+        folder: str = hub.snapshot_download(
+            name, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_READ
+        )
+        if not any(Path(folder).glob("*.safetensors")):
+            hub.snapshot_download(name, revision=revision, allow_patterns=_OTHER_WEIGHTS)
+    return folder
+
+
+def _is_of_timm(folder: str) -> bool:
+    """Whether a folder has a network that timm wrote; transformers does not load all of them."""
+    file = Path(folder, "config.json")
+    try:
+        return "pretrained_cfg" in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _task_of(folder: str) -> str:
+    """Return the task for which a model was trained, by its configuration."""
+    with errors_as(ParamError, f"Param pretrained is {folder!r}, whose config.json cannot be read"):
+        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        names = config.get("architectures") or []
+    for end, task in _TASKS_OF_CLASSES.items():
+        if any(str(name).endswith(end) for name in names):
+            return task
+    what = f"was trained as {', '.join(map(str, names))}" if names else "does not say what it was trained for"
+    raise ParamError(
+        f"Param pretrained is {folder!r}, which {what}. Set task to one of {', '.join(map(repr, TASKS))}."
+    )
+
+
+def _load_texts(source: Source, column: str, max_length: int) -> TrainedModel:
+    is_embedding = source.task == _EMBEDDINGS
+    tokenizer, model, loading = load_parts(
+        source.name, "AutoModel" if is_embedding else "AutoModelForSequenceClassification"
+    )
+    _check_trained(loading, source, spare="pooler." if is_embedding else "\0")
+    network = (TextEmbedding if is_embedding else PretrainedTextNetwork)(model, taken_names(tokenizer))
+    kind, labels = ("value", None) if is_embedding else _classes_of(model.config)
+    inputs = fitting_inputs(source.name, tokenizer, network, column=column, wanted=max_length)
+    return TrainedModel(network=network, prepare=inputs, kind=kind, labels=labels)
+
+
+def _load_images(folder: str, column: str) -> TrainedModel:
+    what = (
+        f"Param pretrained is {folder!r}, from which transformers loads no image classifier and its processor"
+    )
+    with errors_as(ParamError, what):
+        transformers = importlib.import_module("transformers")
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+        model, loading = transformers.AutoModelForImageClassification.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+    _check_trained(loading, Source(name=folder, task=IMAGES))
+    kind, labels = _classes_of(model.config)
+    inputs = TransformedImages(column=column, transform=ImageProcessor(processor))
+    return TrainedModel(network=model.float(), prepare=inputs, kind=kind, labels=labels)
+
+
+@dataclass(frozen=True)
+class ImageProcessor:
+    """The transform of one image by a processor of transformers.
+
+    Attributes:
+        processor: the processor.
+    """
+
+    processor: Any
+
+    def __call__(self, image: Any) -> Tensor:
+        """Return the input of the network, ``(channels, height, width)``."""
+        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+
+def _classes_of(config: Any) -> tuple[PredictionKind, tuple[str, ...] | None]:
+    """Return the meaning of a classifier's outputs, and the labels of its classes, from its configuration."""
+    if config.num_labels == 1 or config.problem_type == "regression":
+        return "value", None
+    if config.problem_type == "multi_label_classification":
+        return "binary_logit", None
+    return "class", tuple(str(config.id2label[index]) for index in range(config.num_labels))
+
+
+def _check_trained(loading: Mapping[str, Any], source: Source, spare: str = "\0") -> None:
+    """Check that a folder has all weights of a model, except for those that begin with ``spare``."""
+    # transformers 5 lists both shapes with each name of another shape, 4.57 the name alone.
+    names: Sequence[Any] = [*loading["missing_keys"], *loading["mismatched_keys"]]
+    lacking = sorted(str(name) for name in names if not str(name).startswith(spare))
+    if lacking:
+        fit = "ImageClassifier" if source.task == IMAGES else "TextClassifier(pretrained=folder)"
+        raise ParamError(
+            f"Param pretrained is {source.name!r}, whose model was not trained for {source.task}: it has no weights "
+            f"for {listed(lacking, 3)}. Choose another task, or fit a {fit}."
+        )

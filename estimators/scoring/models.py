@@ -80,7 +80,7 @@ class ScoringModels:
         self._saved = saved
         self._split: tuple[bytes, dict[str, Tensor]] | None = None
         self._weights: bytes | None = None
-        self._models: dict[tuple[int, bool, int | None], ScoringModel] = {}
+        self._models: dict[tuple[int, bool, int | None, bool], ScoringModel] = {}
         self._file = f"sparkdl-{uuid.uuid4().hex}.safetensors"
         self._lock = threading.Lock()
 
@@ -88,11 +88,17 @@ class ScoringModels:
         return ScoringModels, (self._saved,)
 
     def for_session(
-        self, spark: SparkSession, batch_size: int, num_threads: int | None = None
+        self,
+        spark: SparkSession,
+        batch_size: int,
+        num_threads: int | None = None,
+        *,
+        shares_gpu: bool = False,
     ) -> ScoringModel:
         """Return what an executor of a session needs to predict batches of ``batch_size`` rows, besides Spark files.
 
-        ``num_threads`` is the number of threads of each task; None for the cores of a task.
+        ``num_threads`` is the number of threads of each task; None for the cores of a task. ``shares_gpu`` says whether
+        several tasks use a GPU at once.
         """
         with self._lock:
             if self._split is None:
@@ -102,7 +108,7 @@ class ScoringModels:
             is_file = num_bytes(tensors) > most
             if is_file:
                 send_weights(tensors, self._file, spark)
-            key = batch_size, is_file, num_threads
+            key = batch_size, is_file, num_threads, shares_gpu
             if key not in self._models:
                 if not is_file and self._weights is None:
                     self._weights = weights_as_bytes(tensors)
@@ -112,5 +118,7 @@ class ScoringModels:
                     self._saved.signature,
                     batch_size,
                     num_threads=num_threads,
+                    shares_gpu=shares_gpu,
+                    module_key=self._file,
                 )
             return self._models[key]

@@ -34,6 +34,7 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     DecimalType,
     DoubleType,
@@ -47,7 +48,7 @@ from torch import nn
 from sparkdl.cores import thread_variables, threads_of_task
 from sparkdl.data import Column
 from sparkdl.data.dataset.arrow import describe_type, is_list, to_numpy
-from sparkdl.data.spark.columns import is_vector, quoted
+from sparkdl.data.spark.columns import is_encoded, is_vector, quoted
 from sparkdl.errors import DataError
 from sparkdl.estimators.scoring.columns import PREDICTION, ScoredColumn, answering, result_type, to_arrow
 from sparkdl.model.architecture import join_module
@@ -261,13 +262,16 @@ def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None
 
 
 def sent(column: SparkColumn, type_: DataType) -> SparkColumn:
-    """Return a feature column as it goes to Python: vectors as arrays, and instants as microseconds in UTC.
+    """Return a feature column as it goes to Python: vectors as arrays, images of Hugging Face's files as bytes.
 
-    As timestamps, pandas functions would get them as clock times of the session's time zone.
+    Instants go as microseconds in UTC: as timestamps, pandas functions would get them as clock times of the session's
+    time zone.
     """
     if is_vector(type_):
         # Under a condition, because it fails on a null, which has to give null in all added columns.
         return F.when(column.isNotNull(), vector_to_array(column))
+    if is_encoded(type_):
+        return column.getField("bytes")
     if isinstance(type_, ArrayType) and sent_type(type_) != type_:
         element = type_.elementType
         return F.transform(column, lambda each: sent(each, element))
@@ -280,6 +284,8 @@ def sent_type(type_: DataType) -> DataType:
         return ArrayType(DoubleType(), containsNull=False)
     if isinstance(type_, ArrayType):
         return ArrayType(sent_type(type_.elementType), type_.containsNull)
+    if is_encoded(type_):
+        return BinaryType()
     return LongType() if isinstance(type_, TimestampType) else type_
 
 
@@ -298,6 +304,8 @@ class ScoringModel:
         batch_size: number of rows per forward pass.
         key: unique key of the model in a worker process's cache of loaded models.
         num_threads: number of threads of each task that the user chose; None for the cores of a task.
+        shares_gpu: whether several tasks use a GPU at once, and then one copy of the module on it.
+        module_key: unique key of the module, whatever the batch size.
     """
 
     structure: bytes
@@ -306,6 +314,8 @@ class ScoringModel:
     batch_size: int
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     num_threads: int | None = None
+    shares_gpu: bool = False
+    module_key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 def prediction_udf(
@@ -373,8 +383,13 @@ def load_predictor(model: ScoringModel) -> Predictor:
     """Return the predictor for a model, which is loaded at the first call in a process and cached."""
     if model.key not in _loaded:
         _limit_threads(model.num_threads)
-        saved = SavedModel(_load_module(model), model.signature)
-        _loaded[model.key] = Predictor(saved, batch_size=model.batch_size, device=_device())
+        device = _device()
+        if model.shares_gpu and device != "cpu":
+            module, device = _shared_module(model, device), "cpu"
+        else:
+            module = _load_module(model)
+        saved = SavedModel(module, model.signature)
+        _loaded[model.key] = Predictor(saved, batch_size=model.batch_size, device=device)
         gc.unfreeze()
         while len(_loaded) > _MAX_LOADED:
             _loaded.popitem(last=False)
@@ -392,6 +407,17 @@ def _load_module(model: ScoringModel) -> nn.Module:
     from pyspark import SparkFiles
 
     return join_module(model.structure, map_weights(SparkFiles.get(model.weights)))
+
+
+def _shared_module(model: ScoringModel, device: str) -> nn.Module:
+    """Return what calls the one copy of a model on a GPU, which all tasks of this executor share."""
+    from pyspark import SparkFiles
+
+    from sparkdl.estimators.scoring.shared_module import SharedModule  # needed where GPUs are shared
+
+    weights = model.weights if isinstance(model.weights, bytes) else SparkFiles.get(model.weights)
+    owner = SparkFiles.getRootDirectory()
+    return SharedModule(model.module_key, model.structure, weights, device=device, owner=owner)
 
 
 def score_batch(

@@ -72,6 +72,12 @@ def task_cpus(spark: SparkSession, resources: ResourceProfile | None = None) -> 
     return int(setting(spark, "spark.task.cpus") or 1) if asked is None else int(asked.amount)
 
 
+def shares_gpus(spark: SparkSession) -> bool:
+    """Whether a task gets a part of a GPU, so that several tasks use it at once."""
+    amount = setting(spark, "spark.task.resource.gpu.amount")
+    return bool(amount) and 0 < float(amount) < 1
+
+
 def default_parallelism(spark: SparkSession) -> int | None:
     """Return ``spark.default.parallelism``, by default the number of cores; None if a Connect server does not tell."""
     if not is_connect(spark):

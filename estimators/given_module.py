@@ -131,7 +131,7 @@ def describe_module(
     with _examples(
         rows,
         names,
-        vector_dtype=params.vector_dtype(),
+        vector_dtype=params._vector_dtype(),
         allow_ragged=prepares or params.getPaddingValue() is not None,
     ) as dataset:
         inputs, values = make_inputs(params, dataset), first_rows(dataset, names)

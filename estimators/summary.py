@@ -1,4 +1,4 @@
-"""The summary of a model's fit, also as a printable table."""
+"""The summary of a model's fit, as numbers, as a printed table, and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from sparkdl.errors import ParamError
 from sparkdl.training.history import RankSeconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.figure import Figure
 
     from sparkdl.training.history import EpochRecord
-
 
 _NO_SECONDS = RankSeconds(reading=0.0, communicating=0.0, computing=0.0)
 
@@ -29,8 +28,51 @@ class ShownAsText:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingSummary(ShownAsText):
+def html_table(rows: Sequence[Sequence[str]], *, most: int = 20, marked: int | None = None) -> str:
+    """Return an HTML table of numbers.
+
+    Args:
+        rows: the cells by row, the heads first.
+        most: number of the last rows that are shown if there are more.
+        marked: index of a row in bold type, counted without the heads; None for no such row.
+    """
+    bold = (0, None if marked is None else marked + 1)
+    heads, *cells = (_cells(row, "th" if index in bold else "td") for index, row in enumerate(rows))
+    skipped = [f"<tr><td>{len(cells) - most} earlier</td></tr>"] if len(cells) > most else []
+    return f"<table>{heads}{''.join([*skipped, *cells[-most:]])}</table>"
+
+
+def html_facts(facts: Mapping[str, str]) -> str:
+    """Return an HTML table with a row per fact."""
+    style = 'style="text-align: left; padding: 1px 8px"'
+    rows = (
+        f"<tr><th {style}>{html.escape(name)}</th><td {style}>{html.escape(text)}</td></tr>"
+        for name, text in facts.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _cells(row: Sequence[str], cell: str) -> str:
+    parts = (
+        f'<{cell} style="text-align: right; padding: 1px 8px">{html.escape(text)}</{cell}>' for text in row
+    )
+    return f"<tr>{''.join(parts)}</tr>"
+
+
+class History(tuple["EpochRecord", ...]):
+    """The records of a fit, one per epoch; a notebook shows them as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(_columns(rows_of_epochs(self))) if self else "()"
+
+    def _repr_html_(self) -> str:
+        return html_table(rows_of_epochs(self)) if self else "<p>No history: the model was not fitted.</p>"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingSummary:
     """Summary of a model's fit. ``print`` and notebooks show it as a table.
 
     Attributes:
@@ -104,12 +146,28 @@ class TrainingSummary(ShownAsText):
         """Return a text with a row per epoch, and a row per rank with the shares of its time."""
         if not self.history:
             return "No history: the model was not fitted."
+        return "\n".join(
+            [self._head(), "", *_columns(rows_of_epochs(self.history)), "", *_columns(_ranks(self))]
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        if not self.history:
+            return f"<p>{self}</p>"
+        marked = None if self.model_epoch is None else self.model_epoch - self.history[0].epoch
+        run = "" if self.run_id is None else f"<p>MLflow run <code>{html.escape(self.run_id)}</code></p>"
+        return (
+            f"<p>{html.escape(self._head())}</p>{html_table(rows_of_epochs(self.history), marked=marked)}"
+            f"<details><summary>time of the ranks</summary>{html_table(_ranks(self))}</details>{run}"
+        )
+
+    def _head(self) -> str:
         seconds = f"{self.seconds:.1f} s"
         if self.validation_s:
             seconds += f" and {self.validation_s:.1f} s of validation"
         origin = f"; the model is from epoch {self.model_epoch}" if self.model_epoch else ""
-        head = f"{len(self.history)} epochs in {seconds}, {self.rows_per_s:,.0f} rows/s{origin}"
-        return "\n".join([head, "", *_columns(_epochs(self)), "", *_columns(_ranks(self))])
+        return f"{len(self.history)} epochs in {seconds}, {self.rows_per_s:,.0f} rows/s{origin}"
 
 
 def describe_values(summary: TrainingSummary) -> str:
@@ -124,10 +182,11 @@ def _values(record: EpochRecord) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in record.values.items())
 
 
-def _epochs(summary: TrainingSummary) -> list[list[str]]:
-    metrics = list(dict.fromkeys(name for record in summary.history for name in record.metrics))
+def rows_of_epochs(history: Sequence[EpochRecord]) -> list[list[str]]:
+    """Return the cells of a table with a row per epoch, after a row of heads."""
+    metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
     rows = [["epoch", "loss", *metrics, "learning rate", "rows/s", "s"]]
-    for record in summary.history:
+    for record in history:
         values = [f"{record.metrics[name]:.4f}" if name in record.metrics else "" for name in metrics]
         rows.append(
             [

@@ -29,15 +29,16 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
         history: records of the epochs, at least one.
         model_epoch: number of the epoch that the model's weights are from; a line marks it if it is not the last one.
     """
-    names = dict.fromkeys(name.removeprefix(_VAL) for record in history for name in record.metrics)
-    metrics = [name for name in names if name != "loss"]
+    kinds = _kinds_of_metrics(history)
     earlier = None if model_epoch == history[-1].epoch else model_epoch
-    num_panels = 3 + bool(metrics)
-    figure = ShownFigure(figsize=(5.5 * (num_panels // 2 + num_panels % 2), 7), layout="constrained")
-    panels = iter(figure.subplots(2, num_panels // 2 + num_panels % 2).flatten())
+    num_panels = 3 + len(kinds)
+    num_columns = min(3, (num_panels + 1) // 2)
+    num_rows = math.ceil(num_panels / num_columns)
+    figure = ShownFigure(figsize=(5.5 * num_columns, 3.5 * num_rows), layout="constrained")
+    panels = iter(figure.subplots(num_rows, num_columns).flatten())
     _draw_values(next(panels), history, ["loss"], "loss")
-    if metrics:
-        _draw_values(next(panels), history, metrics, "metrics")
+    for kind in kinds:
+        _draw_values(next(panels), history, kind, ", ".join(kind))
     _draw_rate(next(panels), history)
     _draw_time(next(panels), history)
     for unused in panels:
@@ -51,6 +52,17 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
     origin = "" if earlier is None else f", model from epoch {earlier} (dotted)"
     figure.suptitle(f"{len(history)} epochs, {rows_per_s:,.0f} rows/s{origin}")
     return figure
+
+
+def _kinds_of_metrics(history: Sequence[EpochRecord]) -> list[list[str]]:
+    """The metrics in groups that share an axis: shares, whose values are from 0 to 1, and each other one by itself."""
+    values: dict[str, list[float]] = {}
+    for record in history:
+        for name, value in record.metrics.items():
+            values.setdefault(name.removeprefix(_VAL), []).append(value)
+    values.pop("loss", None)
+    shares = [name for name, known in values.items() if not any(value < 0 or value > 1 for value in known)]
+    return [*([shares] if shares else []), *([name] for name in values if name not in shares)]
 
 
 def _draw_values(axes: Axes, history: Sequence[EpochRecord], names: Sequence[str], title: str) -> None:

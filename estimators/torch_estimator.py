@@ -56,17 +56,17 @@ M = TypeVar("M", bound=TorchModel)
 class FittingEstimator(Estimator[M], CheckedParams):
     """An estimator whose ``fit`` trains on ranks.
 
-    A subclass defines :meth:`check_values`, which checks its Params, and :meth:`params_of_fit`, which returns the
+    A subclass defines :meth:`_check_values`, which checks its Params, and :meth:`_params_of_fit`, which returns the
     Params of a fit.
 
     Attributes:
-        model_class: class of the models that fits return.
+        _model_class: class of the models that fits return.
     """
 
-    model_class: type[M]
+    _model_class: type[M]
 
     @abstractmethod
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """Check all Params, as far as that needs no data.
 
         Raises:
@@ -74,17 +74,17 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """
 
     @abstractmethod
-    def params_of_fit(self) -> _TorchEstimatorParams:
-        """Return the Params of one fit; ``learn`` adds what is learned from the rows."""
+    def _params_of_fit(self) -> _TorchEstimatorParams:
+        """Return the Params of one fit; ``_learn`` adds what is learned from the rows."""
 
-    def columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
+    def _columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
-        return named_columns(self.params_of_fit())
+        return named_columns(self._params_of_fit())
 
-    def planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
+    def _planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
         """Return the Params of a fit, and estimated row counts; None if it trains on the DataFrame's own rows."""
         del dataset
-        return self.params_of_fit(), None
+        return self._params_of_fit(), None
 
     @overload
     def fit(self, dataset: DataFrame, params: dict[Param[Any], Any] | None = None) -> M: ...
@@ -148,15 +148,15 @@ class FittingEstimator(Estimator[M], CheckedParams):
         return self.fit(rows)
 
     def _fit(self, dataset: DataFrame) -> M:
-        self.check_values()
-        (rows,) = share_rows(dataset, [self.params_of_fit()])
+        self._check_values()
+        (rows,) = share_rows(dataset, [self._params_of_fit()])
         return self._fit_rows(dataset, rows)
 
     def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, nested: NestedRun | None = None) -> M:
         """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
         with self._jobs():
             return fit_on_rows(
-                self.params_of_fit(), dataset.sparkSession, rows, self._make_model, nested=nested
+                self._params_of_fit(), dataset.sparkSession, rows, self._make_model, nested=nested
             )
 
     def _jobs(self) -> AbstractContextManager[None]:
@@ -164,7 +164,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         return jobs_of(f"fit {type(self).__name__}")
 
     def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
-        model = self.model_class(saved, summary)
+        model = self._model_class(saved, summary)
         # As in all models of Spark ML: Param maps with the estimator's Params then apply to the model as well.
         model._resetUid(self.uid)
         return self._copyValues(model)
@@ -172,12 +172,24 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
 @with_arguments(ClassArguments)
 class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedInFolder["TorchEstimator"]):
-    """Trains a torch module on the machines of a Spark cluster; ``fit(df)`` returns a :class:`TorchModel`.
+    """Trains a torch module on the machines of a Spark cluster; ``fit`` returns a :class:`TorchModel`.
 
-    The arguments are the Params; ``help(TorchEstimator)`` lists them with their defaults.
+    Example::
+
+    estimator = TorchEstimator(
+        model=torch.nn.Linear(64, 10),
+        optimizer="adamw",
+        learningRate=1e-2,
+        loss="cross_entropy",
+        featuresCol="image",
+        labelCol="digit",
+        numWorkers=4,
+    )
+    model = estimator.fit(train)
+    model.transform(test).select("prediction").show()
     """
 
-    model_class = TorchModel
+    _model_class = TorchModel
 
     @keyword_only
     def __init__(
@@ -201,6 +213,6 @@ class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedI
         super().__init__()
         self._set_arguments()
 
-    def params_of_fit(self) -> TorchEstimator:
+    def _params_of_fit(self) -> TorchEstimator:
         """Return the Params of one fit: this estimator."""
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import inspect
 from collections import Counter
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -24,12 +26,12 @@ from sparkdl.data.spark.columns import (
 from sparkdl.errors import ParamError, ParamTypeError, listed
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
-from sparkdl.estimators.params.table import default_values
+from sparkdl.estimators.params.table import default_values, entries_of
 from sparkdl.estimators.persistence import MODULE, SavedInFolder, read_metadata, restore, write_params
 from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
-from sparkdl.estimators.summary import TrainingSummary
+from sparkdl.estimators.summary import History, TrainingSummary, describe_values, html_facts
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.spark.session import shares_gpus, threads_by_settings
 from sparkdl.training.history import EpochRecord
@@ -46,8 +48,49 @@ if TYPE_CHECKING:
     from sparkdl.model.inputs import PrepareFunction
 
 T = TypeVar("T", bound="TorchModel")
+C = TypeVar("C", bound="type[TorchModel]")
 
 
+SETTABLE = (
+    "featuresCol",
+    "labelCol",
+    "predictionCol",
+    "probabilityCol",
+    "rawPredictionCol",
+    "predictionType",
+    "predictionBatchSize",
+)
+"""Params that have an effect on a model; ``labelCol`` on ``evaluate``."""
+
+
+class NoSetter:
+    """Stands for the setter of a Param that has no effect after a fit: the class has no such attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(
+            f"{owner.__name__} has no {self._name}: this Param has no effect after a fit. Set it on the estimator."
+        )
+
+
+def settable(*params: str) -> Callable[[C], C]:
+    """Return a decorator for a class of models, whose other Params then have no setter."""
+
+    def decorate(made: C) -> C:
+        for entry in entries_of(made):
+            name = entry.accessor("set")
+            if entry.name not in params and hasattr(made, name):
+                setter = NoSetter()
+                setter.__set_name__(made, name)
+                setattr(made, name, setter)
+        return made
+
+    return decorate
+
+
+@settable(*SETTABLE)
 class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     """A trained torch module as a Spark ML model.
 
@@ -208,8 +251,37 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             **params,
         )
 
+    def __dir__(self) -> list[str]:
+        kind = type(self)
+        return [
+            name
+            for name in super().__dir__()
+            if not isinstance(inspect.getattr_static(kind, name, None), NoSetter)
+        ]
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}: uid={self.uid}, module {type(self.module).__name__}"
+
+    def _repr_html_(self) -> str:
+        names, outputs, uri = (
+            self._saved.signature.inputs.names,
+            self.saved.signature.outputs,
+            self.summary.model_uri,
+        )
+        number = sum(parameter.numel() for parameter in self.module.parameters())
+        facts = {
+            "network": f"{type(self.module).__name__}, {number:,} parameters",
+            "takes": listed(names),
+            "predicts": ", ".join(f"{output.name} ({output.kind.replace('_', ' ')})" for output in outputs),
+            "adds": ", ".join(column.name for column in scored_columns_of(self)),
+            **({"fit": describe_values(self.summary)} if self.history else {}),
+            **({} if uri is None else {"MLflow": uri}),
+        }
+        return (
+            f"<strong>{type(self).__name__}</strong>{html_facts(facts)}"
+            f"<details><summary>network</summary><pre>{html.escape(str(self.module))}</pre></details>"
+            f"<details><summary>epochs</summary>{self.summary._repr_html_()}</details>"
+        )
 
     @property
     def module(self) -> torch.nn.Module:
@@ -236,9 +308,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         return by_name if len(by_name) > 1 else next(iter(by_name.values()))
 
     @property
-    def history(self) -> tuple[EpochRecord, ...]:
+    def history(self) -> History:
         """One record per epoch of the fit."""
-        return self._summary.history
+        return History(self._summary.history)
 
     @property
     def summary(self) -> TrainingSummary:

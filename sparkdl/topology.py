@@ -106,5 +106,15 @@ def name_groups(labels: Iterable[tuple[int, str]]) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks for a message: ``"rank 3"``, ``"ranks 1, 3"``."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    """Format ranks for a message: ``"rank 3"``, ``"ranks 1, 3"``, ``"ranks 0-3, 7"``."""
+    spans: list[tuple[int, int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    names = [
+        ", ".join(map(str, range(first, last + 1))) if last - first < 2 else f"{first}-{last}"
+        for first, last in spans
+    ]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(names)

@@ -100,7 +100,7 @@ def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str
     """
     if url is None:
         return spec
-    initial = params.path_of_initial_weights()
+    initial = params._path_of_initial_weights()
     files = None if initial is None else model_files_identity(initial)
     plan = CheckpointPlan(
         url=Store(url).url,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkdl.cores import in_threads
 from sparkdl.data.spark.columns import check_frame
-from sparkdl.data.spark.input_files import input_files
+from sparkdl.data.spark.input_files import input_files, table_of
 from sparkdl.errors import LaunchError, ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
@@ -29,7 +29,7 @@ from sparkdl.estimators.fit.checkpoints import (
     with_checkpoints,
 )
 from sparkdl.estimators.fit.inputs import check_columns, check_picklable, named_columns, prepare_fit
-from sparkdl.estimators.fit.progress import FitListener, ProgressLine
+from sparkdl.estimators.fit.progress import FitListener, Progress, open_progress
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.tracking import (
     NestedRun,
@@ -43,7 +43,7 @@ from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.summary import TrainingSummary, describe_values
 from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
 from sparkdl.model.saved_model import SavedModel
-from sparkdl.spark.jobs import jobs_of, named_jobs
+from sparkdl.spark.jobs import describe_progress, jobs_of, named_jobs
 from sparkdl.spark.session import task_cpus, threads_by_settings
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
@@ -103,7 +103,7 @@ def fit_on_rows(
     )
     if params.getGpusPerWorker():
         check_gpus(spark)
-    with _progress(show=params.getShowProgress()) as progress:
+    with _progress(show=params.getShowProgress(), log_format=params.getLogFormat()) as progress:
         progress.status("Preparing the rows")
         store = params.getStore()
         with (
@@ -114,20 +114,24 @@ def fit_on_rows(
             store.scratch_folder("weights") as weights,
             hold_checkpoints(params, progress.status) as lease,
         ):
-            params = params.learn(parquet, spark)
+            params = params._learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, lease.url if lease else None))
             finished = find_finished(inputs.spec, parquet)
             with (
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
-                run_of_fit(params, nested) as run,
+                run_of_fit(params, nested, parquet) as run,
             ):
                 if run is not None:
                     run.check_begun()
                     run.log_params(params_to_log(params, parquet))
-                    run.log_dataset(describe_dataset(params, parquet, input_files(rows.df)))
+                    run.log_dataset(
+                        describe_dataset(params, parquet, input_files(rows.df), table_of(rows.df))
+                    )
                 check = (lambda: None) if lease is None else lease.check
-                listener = FitListener(run, progress, check, params.getOnEpoch())
+                listener = FitListener(
+                    run, progress, check, params.getOnEpoch(), partial(describe_progress, spark)
+                )
                 communication = None
                 if finished is None:
                     monitor = params.getMonitor()
@@ -164,6 +168,8 @@ def fit_on_rows(
                     folder=Path(folder),
                     checkpoints=params.getCheckpointDir(),
                 )
+                if run is not None and run.place and params.getShowProgress():
+                    progress.print(run.place)
             return model if run is None else model._logged_as(run.run_id, run.model_uri)
 
 
@@ -265,9 +271,9 @@ def _elastic_limits(params: _TorchEstimatorParams) -> ElasticLimits | None:
 
 
 @contextmanager
-def _progress(*, show: bool) -> Iterator[ProgressLine]:
-    """Give the progress line of a fit; close it at the end, and print a message if the user interrupts the fit."""
-    with closing(ProgressLine(is_shown=show)) as progress:
+def _progress(*, show: bool, log_format: str) -> Iterator[Progress]:
+    """Give the progress of a fit; close it at the end, and print a message if the user interrupts the fit."""
+    with closing(open_progress(is_shown=show, log_format=log_format)) as progress:
         try:
             yield progress
         except KeyboardInterrupt:
@@ -289,7 +295,7 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
     def __init__(self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]]) -> None:
         self._df = dataset
         self._estimators = list(estimators)
-        params = [estimator.params_of_fit() for estimator in estimators]
+        params = [estimator._params_of_fit() for estimator in estimators]
         self._rows = share_rows(dataset, params)
         self._indices = iter(range(len(params)))
         self._lock = threading.Lock()
@@ -338,7 +344,7 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
         try:
             check_param_map(estimator, param_map)
             copy = estimator.copy(param_map)
-            copy.check_values()
+            copy._check_values()
         except ParamError as error:
             explained = type(error)(f"In the Param map with index {index}: {error}")
             raise explained.about(*error.params) from error

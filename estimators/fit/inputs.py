@@ -110,7 +110,7 @@ def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
     is_matrix = params.getPassFeaturesBy() == "matrix"
     if params.getPrepareFeatures() is None and not is_matrix:
         return
-    others = {*params.label_names(), params.weight_column()}
+    others = {*params._label_names(), params._weight_column()}
     for name in inputs:
         if name in others:
             raise ParamError(
@@ -214,12 +214,12 @@ def named_columns(params: _TorchEstimatorParams) -> list[tuple[Param[Any], Seque
     They are features, labels, and weight and indicator columns if they are set.
     """
     others = (
-        (params.weightCol, params.weight_column()),
+        (params.weightCol, params._weight_column()),
         (params.validationIndicatorCol, validation_column(params)),
     )
     return [
         (params.featuresCol, params.getFeaturesCols()),
-        (params.labelCol, params.label_names()),
+        (params.labelCol, params._label_names()),
         *((param, [name]) for param, name in others if name is not None),
     ]
 
@@ -241,7 +241,7 @@ def check_picklable(params: _TorchEstimatorParams) -> None:
             split_module(params.getModel(), with_meta=params.getInitialWeights() is not None)
         except SerializationError as error:
             raise SerializationError(f"Param model cannot travel to the ranks. {error}") from error
-    for param in params.object_params():
+    for param in params._object_params():
         if param not in apart:
             _check_function(param.name, params.getOrDefault(param))
     for name, metric in params.getMetrics().items():
@@ -273,7 +273,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
             used, or validationFraction leaves no rows.
     """
     training, validation = split_rows(params, dataset)
-    weight = params.weight_column()
+    weight = params._weight_column()
     if weight is not None:
         check_row_weights(dataset, weight)
     inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
@@ -281,7 +281,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         check_names(
             [MATRIX], params
         )  # before the model is tried on a row in which a label may have that name
-    named = labels_by_column(params.getLabels(), params.label_names())
+    named = labels_by_column(params.getLabels(), params._label_names())
     rows = first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     row = {name: values[:1] for name, values in rows.items()}
     probed = probe(
@@ -502,7 +502,7 @@ def _metrics(
             why = (
                 "trainStep computes the loss"
                 if params.getTrainStep() is not None
-                else f"the model has the label columns {', '.join(params.label_names())}"
+                else f"the model has the label columns {', '.join(params._label_names())}"
             )
             raise ParamError(
                 f"Param metrics has the name {metric!r}, and {why}. Give functions of (outputs, labels) in place of "
@@ -541,7 +541,7 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
             else Patience(epochs=patience, min_delta=params.getEarlyStoppingMinDelta())
         ),
         watched=watched,
-        weight=params.weight_column(),
+        weight=params._weight_column(),
         cache=None if params.getCache() == "off" else params.getCache(),
         device="cuda" if params.getGpusPerWorker() else "cpu",
     )
@@ -549,7 +549,7 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
 
 def _goals(params: _TorchEstimatorParams) -> tuple[Goal | None, Goal]:
     """Return the metric that selects the best epoch, None without one, and the metric that has to improve."""
-    names = params.metric_names()
+    names = params._metric_names()
     best = best_goal_of(params, names)
     return best, best or Goal(metric="val_loss" if "val_loss" in names else "loss")
 

@@ -169,7 +169,7 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
         ParamError: if there are not as many losses or weights as label columns.
         DataError: if a label column does not fit its loss, or cannot be passed to a trainStep.
     """
-    names = params.label_names()
+    names = params._label_names()
     if params.getTrainStep() is not None:
         return tuple(_head_of_step(dataset.column(name)) for name in names)
     loss_param: Any = params.getLoss()

@@ -1,23 +1,24 @@
-"""The progress of a fit: in a terminal, in a notebook, or as printed lines, and as metrics of an MLflow run.
-
-A terminal shows one line that is overwritten, a notebook a progress bar in the cell's output, other streams get a few
-lines. IPython is used only here.
-"""
+"""The progress of a fit: a bar in a terminal or a notebook, lines of text or JSON, and metrics of an MLflow run."""
 
 from __future__ import annotations
 
-import html
+import json
 import math
-import os
 import sys
 import time
+from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sparkdl.training.history import EPOCH_METRICS, EpochRecord
+from sparkdl.estimators.summary import html_table, rows_of_epochs
+from sparkdl.launch import AlikeLines
+from sparkdl.topology import name_ranks
+from sparkdl.training.history import SYSTEM, EpochRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from sparkdl.estimators.fit.bar import FitBar
     from sparkdl.monitor.board import Board
     from sparkdl.tracking import FitRun
 
@@ -29,139 +30,218 @@ def is_in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookBar:
-    """A progress bar in the output of the running notebook cell; each update replaces the bar."""
-
-    _handle: Any = None
-
-    def show(self, text: str, share: float | None = None) -> None:
-        """Show a text beside a bar.
-
-        Args:
-            text: one line of text.
-            share: filled share of the bar, from 0 to 1; None if it is not known.
-        """
-        value = "" if share is None else f' value="{share:.4f}"'
-        bar = f'<progress style="width: 16em"{value}></progress>'
-        self._put({"text/plain": text, "text/html": f"{bar} <code>{html.escape(text)}</code>"})
-
-    def close(self) -> None:
-        """Remove the bar; printed lines stay."""
-        if self._handle is not None:
-            self._put({"text/plain": "", "text/html": ""})
-
-    def _put(self, content: dict[str, str]) -> None:
-        if self._handle is not None:
-            self._handle.update(content, raw=True)
-            return
-        from IPython.display import display
-
-        self._handle = display(content, raw=True, display_id=True)
-
-
 _PLAIN_INTERVAL_S = 10.0
-_CLEAR_TO_END = "\x1b[K"
 
 
-class ProgressLine:
-    """Writes the events of rank 0 (:mod:`sparkdl.training.history`) to a stream. Runs on the *driver*.
-
-    With a local session, Spark draws its own progress bar over the same line, whenever a task starts or ends and once a
-    minute. The line is therefore cleared at each update, and is visible again within a quarter of a second.
+class Progress:
+    """Writes what happens in a fit to a stream, as lines of text. Runs on the *driver*.
 
     Args:
-        stream: stream to write to; None for stderr, or in a notebook for the output of the cell, with a progress bar. A
-            terminal gets one line that is overwritten, any other stream a line per epoch and a line every ten seconds.
-        is_shown: whether to show progress; texts given to :meth:`print` are written in any case.
+        stream: stream to write to.
+        is_shown: whether to show progress; lines of ranks and those given to :meth:`print` are written in any case.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, is_shown: bool = True) -> None:
-        self._bar = NotebookBar() if stream is None and is_shown and is_in_notebook() else None
-        if stream is None:
-            stream = sys.stderr if self._bar is None else sys.stdout  # notebooks show stderr in red
-        self._stream = stream
-        self._is_terminal = self._stream.isatty()
-        self._is_shown = is_shown
+    def __init__(self, stream: TextIO, *, is_shown: bool = True) -> None:
+        self._stream, self._is_shown = stream, is_shown
         self._written_at = time.monotonic()
-        self._is_open = False
 
     def update(self, event: Mapping[str, Any]) -> None:
-        """Show an event of kind ``"step"``, ``"epoch"``, ``"layout"`` or ``"resumed"``; others are ignored."""
+        """Show an event of rank 0 (:mod:`sparkdl.training.history`); kinds without a text are ignored."""
         if not self._is_shown:
             return
-        if event.get("kind") == "step":
-            self._step(event)
-        elif event.get("kind") == "layout":
+        kind = event.get("kind")
+        if kind == "step":
+            self._show_step(event)
+        elif kind == "epoch":
+            self._show_epoch(event)
+        elif kind == "layout":
             self.print(f"the planner chooses {event['code']}: {event['reason']}")
-        elif event.get("kind") == "resumed":
+        elif kind == "resumed":
             epoch, epochs, step = event["epoch"], event["epochs"], event["step"]
-            if epoch > epochs:
-                self.print(f"the checkpoint has all {epochs} epochs done")
-            else:
-                after = f" after step {step}" if step else ""
-                self.print(f"continuing from a checkpoint: epoch {epoch}/{epochs}{after}")
-        elif event.get("kind") == "epoch":
-            text = (
-                f"epoch {event['epoch']}/{event['epochs']}  loss {event['loss']:.4f}  "
-                f"{event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
+            after = f" after step {step}" if step else ""
+            self.print(
+                f"the checkpoint has all {epochs} epochs done"
+                if epoch > epochs
+                else f"continuing from a checkpoint: epoch {epoch}/{epochs}{after}"
             )
-            text += "".join(f"  {name} {value:.4f}" for name, value in event.get("metrics", {}).items())
-            self.print(f"{text}  {event['data_wait_share']:.0%} waiting for data")
-            self._written_at = time.monotonic()
 
     def status(self, text: str) -> None:
         """Show the current phase of the fit, before and after the steps."""
-        if not self._is_shown:
-            return
-        if self._is_terminal or self._bar is not None:
-            self._move(text)
-        else:
+        if self._is_shown:
             self.print(text)
 
     def print(self, text: str) -> None:
-        """Write a line that stays, in place of the line that is overwritten."""
-        self._stream.write(f"\r{text}{_CLEAR_TO_END}\n" if self._is_terminal else f"{text}\n")
+        """Write a line."""
+        self._stream.write(f"{text}\n")
         self._stream.flush()
-        self._is_open = False
+
+    def log(self, ranks: Sequence[int], line: str) -> None:
+        """Show a line that ranks have printed."""
+        self.print(f"[{name_ranks(ranks)}] {line}")
 
     def close(self) -> None:
-        """End the current line of the stream, and remove a notebook's bar."""
-        if self._bar is not None:
-            self._bar.close()
-        if self._is_open:
-            self._stream.write("\n")
-            self._stream.flush()
-        self._is_open = False
+        """End the last line."""
 
-    def _step(self, event: Mapping[str, Any]) -> None:
-        text = (
-            f"epoch {event['epoch']}/{event['epochs']}  step {event['step']}/{event['steps']}  "
-            f"loss {event['loss']:.4f}  {event['rows_per_s']:,.0f} rows/s"
-        )
-        if event["eta_s"] is not None:
-            text += f"  ETA {_duration(event['eta_s'])}"
-        if self._is_terminal or self._bar is not None:
-            done = (event["epoch"] - 1) * event["steps"] + event["step"]
-            self._move(text, done / (event["epochs"] * event["steps"]))
-        elif time.monotonic() - self._written_at >= _PLAIN_INTERVAL_S:
-            self.print(text)
+    def _show_step(self, event: Mapping[str, Any]) -> None:
+        if time.monotonic() - self._written_at >= _PLAIN_INTERVAL_S:
+            step = f"step {event['step']}/{event['steps']}"
+            self.print(f"epoch {event['epoch']}/{event['epochs']}  {step}  {_step_text(event)}")
             self._written_at = time.monotonic()
 
-    def _move(self, text: str, share: float | None = None) -> None:
+    def _show_epoch(self, event: Mapping[str, Any]) -> None:
+        texts = [
+            f"epoch {event['epoch']}/{event['epochs']}",
+            *_values(event),
+            f"{event['rows_per_s']:,.0f} rows/s",
+            f"{event['seconds']:.1f} s",
+            f"{event['data_wait_share']:.0%} waiting for data",
+            *_eta(event),
+        ]
+        self.print("  ".join(texts))
+        self._written_at = time.monotonic()
+
+
+class BarProgress(Progress):
+    """Shows one bar, with the loss and the metrics of the last epoch: in a terminal, or in a notebook's cell.
+
+    A terminal has a line per epoch above the bar, a notebook a table of the last epochs below it.
+    """
+
+    def __init__(self, stream: TextIO, *, in_notebook: bool) -> None:
+        super().__init__(stream)
+        self._in_notebook = in_notebook
+        self._bar: FitBar | None = None
+        self._records: list[EpochRecord] = []
+        self._steps = 1
+        self._metrics: list[str] = []
+
+    def status(self, text: str) -> None:
+        """Show the current phase of the fit."""
+        if self._bar is None:
+            from sparkdl.estimators.fit.bar import FitBar  # few fits are watched
+
+            self._bar = FitBar(self._stream, text, in_notebook=self._in_notebook)
+        else:
+            self._bar.show_text(text)
+
+    def print(self, text: str) -> None:
+        """Write a line that stays."""
+        if self._bar is None:
+            super().print(text)
+        else:
+            self._bar.print(text)
+
+    def close(self) -> None:
+        """Leave the bar with the values of the last epoch."""
         if self._bar is not None:
-            self._bar.show(text, share)
+            if self._records:
+                last = self._records[-1]
+                seconds = sum(record.seconds + (record.validation_s or 0.0) for record in self._records)
+                self._bar.show_text("  ".join([*_values(asdict(last)), _duration(seconds)]))
+            self._bar.close()
+
+    def _show_step(self, event: Mapping[str, Any]) -> None:
+        self._steps = event["steps"]
+        done = (event["epoch"] - 1) * event["steps"] + event["step"]
+        self._move(event, done, "  ".join([_step_text(event), *self._metrics]))
+
+    def _show_epoch(self, event: Mapping[str, Any]) -> None:
+        if not self._in_notebook:
+            super()._show_epoch(event)
+        record = EpochRecord.from_dict(event)
+        self._records = [*(known for known in self._records if known.epoch < record.epoch), record]
+        self._metrics = _values(event)[1:]
+        text = "  ".join([*_eta(event), *_values(event), f"{record.rows_per_s:,.0f} rows/s"])
+        self._move(event, record.epoch * self._steps, text)
+
+    def _move(self, event: Mapping[str, Any], done: int, text: str) -> None:
+        if self._bar is None:
+            self.status("")
+        assert self._bar is not None
+        table = html_table(rows_of_epochs(self._records), most=_EPOCHS_BELOW) if self._records else ""
+        total = event["epochs"] * self._steps
+        self._bar.show_steps(done, total, f"epoch {event['epoch']}/{event['epochs']}", text, table)
+
+
+class JsonProgress(Progress):
+    """Writes a JSON object per line, for programs that read the log of a job.
+
+    Each has ``time`` (UTC) and ``event``: ``status`` and ``line`` have a ``text``, ``log`` has ``ranks`` and a
+    ``line``, and events of rank 0 have their fields, ``step`` every ten seconds. Numbers that are not finite are null.
+    """
+
+    def update(self, event: Mapping[str, Any]) -> None:
+        """Write an event of rank 0."""
+        kind = event.get("kind")
+        if not self._is_shown or kind not in _EVENTS:
             return
-        # A line that the terminal wraps cannot be overwritten.
-        self._stream.write(f"\r{text[: _columns(self._stream) - 1]}{_CLEAR_TO_END}")
+        if kind == "step" and time.monotonic() - self._written_at < _PLAIN_INTERVAL_S:
+            return
+        self._written_at = time.monotonic()
+        self.write(str(kind), **{name: value for name, value in event.items() if name != "kind"})
+
+    def status(self, text: str) -> None:
+        """Write the current phase of the fit."""
+        if self._is_shown:
+            self.write("status", text=text)
+
+    def print(self, text: str) -> None:
+        """Write a text."""
+        self.write("line", text=text)
+
+    def log(self, ranks: Sequence[int], line: str) -> None:
+        """Write a line that ranks have printed."""
+        self.write("log", ranks=list(ranks), line=line)
+
+    def write(self, event: str, **content: Any) -> None:
+        """Write an object of any kind."""
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        written = json.dumps({"time": now, "event": event, **_finite(content)})
+        self._stream.write(f"{written}\n")
         self._stream.flush()
-        self._is_open = True
 
 
-def _columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+_EVENTS = ("step", "epoch", "restored", "resumed", "layout", "world", "straggler")
+_EPOCHS_BELOW = 12
+"""Most epochs in the table below a notebook's bar."""
+
+
+def open_progress(*, is_shown: bool, log_format: str = "text") -> Progress:
+    """Return the progress of a fit: a bar in a terminal and in a notebook, lines on any other stream.
+
+    Args:
+        is_shown: whether to show progress.
+        log_format: ``"text"``, or ``"json"`` for a JSON object per line on any stream.
+    """
+    if log_format == "json":
+        return JsonProgress(sys.stderr, is_shown=is_shown)
+    if is_in_notebook():
+        # Notebooks show stderr in red.
+        return BarProgress(sys.stdout, in_notebook=True) if is_shown else Progress(sys.stdout, is_shown=False)
+    if is_shown and sys.stderr.isatty():
+        return BarProgress(sys.stderr, in_notebook=False)
+    return Progress(sys.stderr, is_shown=is_shown)
+
+
+def _step_text(event: Mapping[str, Any]) -> str:
+    return "  ".join([*_eta(event), f"loss {event['loss']:.4f}", f"{event['rows_per_s']:,.0f} rows/s"])
+
+
+def _values(event: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in {"loss": event["loss"], **event["metrics"]}.items()]
+
+
+def _eta(event: Mapping[str, Any]) -> list[str]:
+    """The time that the fit will still take, if it is known and not over."""
+    return [f"ETA {_duration(event['eta_s'])}"] if event.get("eta_s") else []
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _duration(seconds: float) -> str:
@@ -194,7 +274,7 @@ class StepSampler:
 
 
 class FitListener:
-    """Passes the events of rank 0 to the progress line and the MLflow run.
+    """Passes the events of rank 0 to the progress and the MLflow run.
 
     A restarted fit repeats the epochs after its checkpoint, and MLflow keeps every value that is logged, so each epoch
     is logged only once. A loss or metric that has changed, as may happen on fewer ranks, is logged again: MLflow shows
@@ -202,14 +282,16 @@ class FitListener:
 
     Args:
         run: MLflow run of the fit; None if the fit is not tracked.
-        progress: progress line of the fit.
+        progress: progress of the fit.
         check: function that is called at each event; an exception that it raises ends the fit.
         on_epoch: function of the user that is called once for each epoch, with its record; an exception that it raises
             ends the fit; None for no function.
+        on_position: function that is called with words about where the fit is, when an epoch begins or ends.
 
     Attributes:
-        progress: progress line of the fit.
+        progress: progress of the fit.
         board: board of the fit's monitor; None without one.
+        log: function that is called with rank and line for each line that a rank has printed.
         worlds: the worlds that the ranks of an elastic fit have formed so far: number, ranks, and how many ranks were
             lost and how often the same ranks have met again until then; and the seconds since the first one began.
     """
@@ -217,16 +299,19 @@ class FitListener:
     def __init__(
         self,
         run: FitRun | None,
-        progress: ProgressLine,
+        progress: Progress,
         check: Callable[[], object],
         on_epoch: Callable[[EpochRecord], object] | None = None,
+        on_position: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._run, self._check, self._on_epoch = run, check, on_epoch
+        self._run, self._check, self._on_epoch, self._on_position = run, check, on_epoch, on_position
+        self._position = ""
         self.board: Board | None = None
         self._tracked: dict[int, dict[str, float]] = {}
         self._sampler = StepSampler()
         self._num_samples: dict[str, int] = {}
         self.progress = progress
+        self.log = AlikeLines(progress.log)
         self.worlds: list[dict[str, float]] = []
         self._first_world_at = 0.0
         self._num_stragglers = 0
@@ -239,6 +324,8 @@ class FitListener:
         if self.board is not None:
             self.board.handle(event)
         kind = event.get("kind")
+        if kind in ("step", "epoch"):
+            self._note_position(event)
         if kind in ("epoch", "restored"):
             is_new = int(event["epoch"]) not in self._tracked
             self.track(event)
@@ -248,7 +335,10 @@ class FitListener:
                 self._on_epoch = on_epoch
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
             step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
-            values = {"step/loss": float(event["loss"]), "step/rows_per_s": float(event["rows_per_s"])}
+            values = {
+                "step/loss": float(event["loss"]),
+                f"{SYSTEM}step/rows_per_s": float(event["rows_per_s"]),
+            }
             self.log_metrics(step, values)
         elif kind == "system":
             self._track_host(event["metrics"])
@@ -259,7 +349,7 @@ class FitListener:
         elif kind == "straggler":
             self._num_stragglers += 1
             self.log_metrics(
-                self._num_stragglers, {f"stragglers/rank_{event['slow_rank']}": float(event["ratio"])}
+                self._num_stragglers, {f"{SYSTEM}stragglers/rank_{event['slow_rank']}": float(event["ratio"])}
             )
 
     def track(self, record: Mapping[str, Any]) -> None:
@@ -268,8 +358,7 @@ class FitListener:
         learned = {"loss": float(record["loss"]), **record["metrics"]}
         logged = self._tracked.get(epoch)
         if logged is None:
-            known = {name: float(record[name]) for name in EPOCH_METRICS if record[name] is not None}
-            new = {**known, **record["metrics"]}
+            new = EpochRecord.from_dict(record).logged
         else:
             new = {
                 name: value
@@ -279,6 +368,15 @@ class FitListener:
         if new and self._run is not None and epoch % self._run.switches.every_n_iter == 0:
             self._run.log_metrics(epoch, new)
         self._tracked[epoch] = learned
+
+    def _note_position(self, event: Mapping[str, Any]) -> None:
+        is_over = event["kind"] == "epoch"
+        number = min(event["epoch"] + is_over, event["epochs"])
+        loss = f", loss {event['loss']:.4g}" if is_over else ""
+        if self._position == (position := f"epoch {number}/{event['epochs']}") and not is_over:
+            return
+        self._position = position
+        self._on_position(f"{position}{loss}")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics to the run, if the fit is tracked."""
@@ -300,8 +398,6 @@ class FitListener:
         counts = {name: event[name] for name in ("ranks", "losses", "retries")}
         after_s = round(time.monotonic() - self._first_world_at, 3)
         self.worlds.append({"number": event["number"], "after_s": after_s, **counts})
-        self.log_metrics(event["number"], {f"elastic/{name}": count for name, count in counts.items()})
-
-    def log(self, rank: int, line: str) -> None:
-        """Show a line that a rank has printed."""
-        self.progress.print(f"[rank {rank}] {line}")
+        self.log_metrics(
+            event["number"], {f"{SYSTEM}elastic/{name}": count for name, count in counts.items()}
+        )

@@ -49,19 +49,19 @@ class RowsNeeded:
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
     """Return the columns that a fit writes, and how; the Params have to be checked before."""
     store = params.getStore()
-    prepares = params.learns or params.getPrepareFeatures() is not None
-    keeps_decimals = prepares and not params.learns  # the user's function gets them unchanged
-    weight = params.weight_column()
+    prepares = params._learns or params.getPrepareFeatures() is not None
+    keeps_decimals = prepares and not params._learns  # the user's function gets them unchanged
+    weight = params._weight_column()
     weights = [] if weight is None else [weight]
     features = [] if keeps_decimals else params.getFeaturesCols()
     return RowsNeeded(
         columns=tuple(column_names(params)),
         store_url=store.url,
         keep_for=store.keep_for,
-        vector_dtype=params.vector_dtype(),
+        vector_dtype=params._vector_dtype(),
         allow_ragged=params.getPaddingValue() is not None or prepares,
         numbers=(*([] if prepares else features), *weights),
-        doubles=(*features, *params.label_names(), *weights),
+        doubles=(*features, *params._label_names(), *weights),
         keeps_decimals=keeps_decimals,
     )
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from sparkdl import __version__
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.errors import listed
 from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.model.saved_model import modules_needed
@@ -28,12 +30,14 @@ from sparkdl.tracking import (
     Registration,
     RunGroup,
     TrackingMode,
+    context_tags,
     is_tracking,
     open_run,
     without_credentials,
 )
 from sparkdl.tracking.mlflow_model import DATA_FOLDER, MODULE_FOLDER
 from sparkdl.training.checkpoint.identity import dataset_digest
+from sparkdl.training.history import SYSTEM
 
 if TYPE_CHECKING:
     import os
@@ -164,11 +168,16 @@ def group_of_fits(params: _TorchEstimatorParams, name: str) -> RunGroup | None:
 
 
 def run_of_fit(
-    params: _TorchEstimatorParams, nested: NestedRun | None
+    params: _TorchEstimatorParams, nested: NestedRun | None, dataset: ParquetDataset
 ) -> AbstractContextManager[FitRun | None]:
-    """Open the MLflow run of a fit according to its Params; None for a fit that is not one of several.
+    """Open the MLflow run of a fit according to its Params, with a description.
 
     A fit that continues from checkpoints continues their run.
+
+    Args:
+        params: Params of the fit.
+        nested: place among the runs of several Param maps; None for a fit that is not one of several.
+        dataset: rows of the fit.
     """
     mode, checkpoints = cast("TrackingMode", params.getTracking()), params.getCheckpointDir()
     return open_run(
@@ -176,33 +185,64 @@ def run_of_fit(
         store=params.getStore(),
         experiment=params.getExperiment(),
         run_name=params.getRunName(),
-        tags={} if nested is None else {"sparkdl.param_map": str(nested.index)},
+        tags={
+            "mlflow.note.content": _description(params, dataset),
+            "sparkdl.estimator": params._estimator_name(),
+            "sparkdl.version": __version__,
+            **({} if nested is None else {"sparkdl.param_map": str(nested.index)}),
+        },
         group=None if nested is None else nested.group,
         wait_s=params.getTrackingTimeoutSeconds(),
         key=run_key_of(checkpoints) if checkpoints is not None and is_tracking(mode) else None,
     )
 
 
+def _description(params: _TorchEstimatorParams, dataset: ParquetDataset) -> str:
+    """Return the description of a run, in Markdown."""
+    network, ranks = params.getModel(), params.getNumWorkers()
+    number = sum(parameter.numel() for parameter in network.parameters())
+    labels = ", ".join(f"`{name}`" for name in params._label_names())
+    features = [f"`{name}`" for name in params.getFeaturesCols()]
+    return (
+        f"**{params._estimator_name()}** of sparkdl trains `{type(network).__name__}` with {number:,} parameters on "
+        f"{dataset.num_rows:,} rows, by {ranks} rank{'' if ranks == 1 else 's'}"
+        f"{f', to predict {labels} from {listed(features)}' if labels else ''}.\n\n"
+        "Metrics under `system/` are about the course of the fit: times, rates, communication and load. "
+        "`reports/history.json` has all epochs, `reports/communication.txt` what the ranks exchanged."
+    )
+
+
 def describe_dataset(
-    params: _TorchEstimatorParams, dataset: ParquetDataset, source: InputFiles | None
+    params: _TorchEstimatorParams, dataset: ParquetDataset, source: InputFiles | None, table: str | None
 ) -> LoggedDataset:
-    """Return the description of the rows for MLflow: their source, hash, columns and number."""
+    """Return the description of the rows for MLflow: their source, hash, columns and number.
+
+    Args:
+        params: Params of the fit.
+        dataset: rows of the fit.
+        source: files that the DataFrame reads; None if it reads none, or the driver cannot see them.
+        table: name of the table or view that the DataFrame reads; None if it reads none or several.
+    """
     names = column_names(params)
     columns = [dataset.column(name) for name in names]
     schema = [{**_schema_of(_input(column)), "name": column.name, "required": True} for column in columns]
     return LoggedDataset(
-        name=(source.folder if source is not None else dataset.url).rstrip("/").rpartition("/")[2],
+        name=table or ("DataFrame" if source is None else source.folder.rstrip("/").rpartition("/")[2]),
         digest=dataset_digest(dataset, names),
-        source_type="spark" if source is not None else "local",
-        # In the format of MLflow's own source of Spark DataFrames; without input files, the source is the Store's copy.
-        source=json.dumps(
-            {"path": source.folder, "num_files": len(source.paths), "is_delta": source.is_delta}
-            if source is not None
-            else {"uri": dataset.url}
-        ),
+        **_source_of(source, table),
         schema=json.dumps({"mlflow_colspec": schema}),
         profile=json.dumps({"num_rows": dataset.num_rows, "num_row_groups": len(dataset.row_groups)}),
     )
+
+
+def _source_of(source: InputFiles | None, table: str | None) -> dict[str, str]:
+    """The source in the formats of MLflow's own: of Spark DataFrames, or the program that has made the rows."""
+    if table is not None:
+        return {"source_type": "spark", "source": json.dumps({"table_name": table})}
+    if source is not None:
+        files = {"path": source.folder, "num_files": len(source.paths), "is_delta": source.is_delta}
+        return {"source_type": "spark", "source": json.dumps(files)}
+    return {"source_type": "code", "source": json.dumps({"tags": context_tags()})}
 
 
 def log_values(run: FitRun, summary: TrainingSummary, *, is_best: bool) -> None:
@@ -223,7 +263,7 @@ def log_reports(
     if worlds:
         run.log_file("reports/worlds.json", _as_json(worlds))
     if communication is not None:
-        run.log_metrics(len(history), communication.reports[0].as_metrics())
+        run.log_metrics(len(history), communication.reports[0].as_metrics(f"{SYSTEM}communication"))
         run.log_file("reports/communication.txt", f"{communication}\n".encode())
         run.log_file("reports/communication.json", _as_json(communication.as_dict()))
     feed = [
@@ -317,8 +357,11 @@ def _schema_of(column: LoggedColumn) -> dict[str, Any]:
 
 
 def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:
-    """Return the Params by name, with objects replaced by their names, and the numbers of parameters and rows."""
-    objects = params.object_params()
+    """Return the Params by name, with objects replaced by their names, and the numbers of parameters and rows.
+
+    Those that the user has set come first, and those with their defaults last.
+    """
+    objects = params._object_params()
     plain = {param.name: value for param, value in params.extractParamMap().items() if param not in objects}
     if isinstance(params.getParallelism(), str):
         del plain["parallelism"]  # the ranks tell which one was chosen
@@ -327,14 +370,16 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
         "metrics": ", ".join(params.getMetrics()),
     }
     model = params.getModel()
-    return {
+    values = {
         **plain,
-        **params.further_params(),
+        **params._further_params(),
         **{name: value for name, value in names.items() if value},
         "model": type(model).__name__,
         "numParameters": sum(parameter.numel() for parameter in model.parameters()),
         "numRows": parquet.num_rows,
     }
+    are_defaults = {param.name for param in params.params if not params.isSet(param)}
+    return dict(sorted(values.items(), key=lambda item: item[0] in are_defaults))
 
 
 def _name_of(value: object) -> str:

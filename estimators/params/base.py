@@ -7,7 +7,9 @@ the error says what to pass instead.
 from __future__ import annotations
 
 import inspect
+import re
 import reprlib
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -65,7 +67,29 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
 """Names that other libraries use for a Param, in lower case, without underscores and without a final s."""
 
 
-class CheckedParams(Params):
+class _ShortHelp(ABCMeta):
+    """The class of classes with Params, whose ``help`` shows what their constructor takes and what they do.
+
+    Of the names that ``dir`` has for other classes it leaves out Params, their getters and setters, what pyspark
+    documents for all Params, and private names. ``dir`` of an instance, which completion uses, has them all.
+    """
+
+    def __dir__(cls) -> list[str]:
+        shown = [name for name in super().__dir__() if not name.startswith("_") and not hasattr(Params, name)]
+        return [
+            "explainParam",
+            *(
+                name
+                for name in shown
+                if not _ACCESSOR.match(name) and not isinstance(inspect.getattr_static(cls, name), Param)
+            ),
+        ]
+
+
+_ACCESSOR = re.compile("(get|set)[A-Z](?!arams$)|read$|write$")
+
+
+class CheckedParams(Params, metaclass=_ShortHelp):
     """Base of all classes with Params; errors name the Param, its value, and the values that it accepts.
 
     Setters clear a Param if they get None.
@@ -92,6 +116,14 @@ class CheckedParams(Params):
     _input_kwargs: dict[str, Any]
     """Arguments of the constructor; pyspark's ``keyword_only`` stores them here."""
 
+    def _copy_params(self) -> None:
+        """Give the instance its own Params, as pyspark does for those that ``dir`` of the class has."""
+        kind = type(self)
+        for name in {name for base in kind.__mro__ for name in vars(base)}:
+            param = inspect.getattr_static(kind, name)
+            if isinstance(param, Param):
+                setattr(self, name, param._copy_new_parent(self))
+
     def _set_arguments(self) -> None:
         """Set the constructor's arguments, and drop the references to them, so that a replaced model is not kept."""
         self._setDefault(**default_values(type(self)))
@@ -104,6 +136,12 @@ class CheckedParams(Params):
             ParamError: if there is no Param of that name, or the Param does not accept values of that type.
         """
         return self._set(**{name: value for name, value in params.items() if value is not None})
+
+    def explainParam(self, param: str | Param[Any]) -> str:
+        """Return the name, the documentation, the default and the value of a Param."""
+        entry, text = self._resolveParam(param), str(super().explainParam(param))
+        head, more = f"{entry.name}: {entry.doc}", getattr(entry, "more", "")
+        return f"{head}. {more}{text.removeprefix(head)}" if more else text
 
     def set(self, param: Param[Any], value: Any) -> None:
         """Set a Param of this instance; see :meth:`setParams`."""

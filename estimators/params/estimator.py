@@ -130,6 +130,7 @@ class SharedArguments(TypedDict, total=False):
     registeredModelAlias: str | None
     logCheckpoints: bool | None
     showProgress: bool | None
+    logFormat: str | None
     monitor: Monitor | Mapping[str, Any] | None
     predictionBatchSize: int | None
 
@@ -148,38 +149,42 @@ class ClassArguments(SharedArguments, total=False):
 class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjective, HasFunctions):
     """Params of the estimator: the shared Params, how the model is called, and Params that hold Python objects."""
 
-    learns = False
-    """Whether :meth:`learn` makes the model, and the function that prepares features, from the rows."""
+    _learns = False
+    """Whether :meth:`_learn` makes the model, and the function that prepares features, from the rows."""
 
-    def weight_column(self) -> str | None:
+    def _weight_column(self) -> str | None:
         """Return the column of row weights, if one is set."""
         return (self.getWeightCol() or None) if self.isSet(self.weightCol) else None
 
-    def label_names(self) -> list[str]:
+    def _label_names(self) -> list[str]:
         """Return the label columns; with a trainStep only if they were set, because it may need none."""
         if self.getTrainStep() is not None and not self.isSet(self.labelCol):
             return []
         return self.getLabelCols()
 
-    def object_params(self) -> list[Param[Any]]:
+    def _object_params(self) -> list[Param[Any]]:
         """Return the Params that are set and hold a Python object, such as a module or a function."""
         return [entry for entry in entries_of(self) if entry.holds_object and self.isSet(entry)]
 
-    def vector_dtype(self) -> str:
+    def _vector_dtype(self) -> str:
         """Return the dtype in which Spark ML vectors are stored: float64 if the model takes that, else float32."""
         dtype = dtype_name(number_dtype(self.getModel()))
         return "float64" if dtype == "float64" else "float32"
 
-    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> _TorchEstimatorParams:
+    def _learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> _TorchEstimatorParams:
         """Return the Params of a fit on written rows: these Params, or a copy with what is learned from the rows."""
         del dataset, spark
         return self
 
-    def further_params(self) -> dict[str, object]:
+    def _estimator_name(self) -> str:
+        """Return the name of the class whose ``fit`` was called."""
+        return type(self).__name__
+
+    def _further_params(self) -> dict[str, object]:
         """Return values by name that are logged to MLflow besides the Params."""
         return {}
 
-    def path_of_initial_weights(self) -> str | None:
+    def _path_of_initial_weights(self) -> str | None:
         """Return the path or URL of the file or folder that a fit reads its initial weights from; None if it has none.
 
         Estimators that read the weights themselves, or copy the folder, return the original one.
@@ -187,22 +192,22 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         weights = self.getInitialWeights()
         return None if weights == DRAWN else weights
 
-    def metric_names(self) -> list[str]:
+    def _metric_names(self) -> list[str]:
         """Return the names of all losses and metrics that a fit has."""
         names = ["loss", *self.getMetrics()]
         has_validation = self.isSet(self.validationIndicatorCol) or self.isSet(self.validationFraction)
         return [*names, *(f"val_{name}" for name in names)] if has_validation else names
 
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """Check all Params, as far as that needs no data.
 
         Raises:
             ParamError: if a Param is missing or has a value that cannot work; the message says what it may be.
         """
         self._check_presence()
-        self.check_settings()
+        self._check_settings()
 
-    def check_settings(self) -> None:
+    def _check_settings(self) -> None:
         """Check the Params that are set, individually and in combination.
 
         Raises:
@@ -218,11 +223,11 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
             scored_columns_of(self)
         if self.getTrainStep() is None:
             with check_of("labels", "labelCol"):
-                labels_by_column(self.getLabels(), self.label_names())
+                labels_by_column(self.getLabels(), self._label_names())
         with check_of("validationFraction", "validationIndicatorCol"):
             check_validation(self)
         with check_of("bestMetric", "bestMode"):
-            best_goal_of(self, self.metric_names())
+            best_goal_of(self, self._metric_names())
         if self.getRegisteredModelAlias() is not None and self.getRegisteredModelName() is None:
             raise ParamError(
                 f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."

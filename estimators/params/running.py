@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
@@ -98,6 +98,8 @@ def _check_filled(param: Param[Any], value: str) -> None:
 class HasRanks(Params):
     """Params for the ranks of a fit and how they communicate."""
 
+    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
+
     numWorkers, getNumWorkers, setNumWorkers = param(
         TypeConverters.toInt,
         "number of ranks that train together, each in one slot of the cluster (> 0)",
@@ -143,7 +145,8 @@ class HasRanks(Params):
         "default: ranks are not watched",
         check=at_least(1.01),
         field="straggler_factor",
-        more="The ranks exchange their times every two seconds. MLflow gets the metric ``stragglers/rank_<number>``.",
+        more="The ranks exchange their times every two seconds. MLflow gets the metric "
+        "``system/stragglers/rank_<number>``.",
     )
     stragglerSeconds, getStragglerSeconds, setStragglerSeconds = param(
         TypeConverters.toFloat,
@@ -217,6 +220,8 @@ class HasRanks(Params):
 class HasRows(Params):
     """Params for where the training rows are stored, and how long."""
 
+    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
+
     cache, getCache, setCache = param(
         OneOf("off", "memory", "disk"),
         "where ranks keep decoded rows after the first epoch: memory or disk, or off to keep none",
@@ -260,6 +265,8 @@ class HasRows(Params):
 
 class HasCheckpoints(Params):
     """Params for checkpoints, and for resuming a fit from them when ranks are lost."""
+
+    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
 
     checkpointDir, getCheckpointDir, setCheckpointDir = optional(
         _to_url,
@@ -340,6 +347,8 @@ class HasCheckpoints(Params):
 class HasTracking(Params):
     """Params for MLflow, and for the progress display on the driver."""
 
+    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
+
     tracking, getTracking, setTracking = param(
         OneOf("auto", "on", "off"),
         "MLflow tracking: auto (on if MLflow is installed), on or off",
@@ -379,6 +388,12 @@ class HasTracking(Params):
         TypeConverters.toBoolean,
         "whether fit shows its progress on stderr or in the notebook",
         default=True,
+    )
+    logFormat, getLogFormat, setLogFormat = param(
+        OneOf("text", "json"),
+        "format of the progress and of the lines of ranks: text, with a bar in terminals and notebooks, or json for an "
+        "object per line on stderr",
+        default="text",
     )
     monitor = Entry(
         _to_monitor,

@@ -107,13 +107,14 @@ class Entry(Param[V]):
 
         return cast("Setter[V]", setter)
 
-    def explanation(self, default: Any) -> str:
-        """Return the text about the Param for the documentation of a class."""
+    def explanation(self, default: Any, *, is_brief: bool = False) -> str:
+        """Return the text about the Param for the documentation of a class; if it is brief, without ``more``."""
         shown = f"{default:g}" if isinstance(default, float) else str(default)
         if isinstance(default, str):
             shown = f'``"{default}"``'
         shown = "" if default is None else f"; default {shown}"
-        return f"{self.doc}{shown}.{' ' if self.more else ''}{self.more}"
+        more = "" if is_brief else self.more
+        return f"{self.doc}{shown}.{' ' if more else ''}{more}"
 
 
 class Getter(Generic[V]):
@@ -178,8 +179,12 @@ def optional(
 
 def entries_of(owner: type | Params) -> list[Entry[Any]]:
     """Return the entries of a class or an instance, sorted by name."""
-    values = (getattr(owner, name, None) for name in dir(owner if isinstance(owner, type) else type(owner)))
-    return [entry for entry in values if isinstance(entry, Entry)]
+    kind = owner if isinstance(owner, type) else type(owner)
+    names = sorted({name for base in kind.__mro__ for name in vars(base)})
+    values = (inspect.getattr_static(kind, name) for name in names)
+    return [
+        entry if kind is owner else getattr(owner, entry.name) for entry in values if isinstance(entry, Entry)
+    ]
 
 
 def default_values(owner: type) -> dict[str, Any]:
@@ -283,17 +288,25 @@ def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
         ]
         constructor.__signature__ = signature.replace(parameters=[*arguments, *added])
         names = [argument.name for argument in (*arguments, *added) if argument.name != "self"]
-        made.__doc__ = f"{inspect.getdoc(made)}\n\nArgs:\n{_arguments(made, names, differing)}\n"
+        made.__doc__ = (
+            f"{inspect.getdoc(made)}\n\n{_ABOUT_PARAMS}\n\nArgs:\n{_arguments(made, names, differing)}\n"
+        )
         return made
 
     return decorate
+
+
+_ABOUT_PARAMS = """\
+The arguments are Params of Spark ML, each with a getter and a setter, such as ``getEpochs`` and ``setEpochs``.
+``explainParam("cache")`` says more about one."""
 
 
 def _arguments(made: type, names: list[str], differing: Mapping[str, str]) -> str:
     defaults = default_values(made)
     lines = []
     for name in names:
-        text = differing.get(name) or getattr(made, name).explanation(defaults.get(name))
+        is_brief = any("_is_brief" in vars(base) for base in made.__mro__ if name in vars(base))
+        text = differing.get(name) or getattr(made, name).explanation(defaults.get(name), is_brief=is_brief)
         filled = textwrap.fill(f"{name}: {text}", _WIDTH - 8, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
     return "\n".join(lines)

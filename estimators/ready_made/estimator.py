@@ -72,16 +72,16 @@ class Recipe:
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[Any]):
     """Base of estimators that make their model themselves, from the content of the rows."""
 
-    vector_dtype = "float32"
+    _vector_dtype = "float32"
     """Dtype in which Spark ML vectors are stored."""
 
-    own_metrics: ClassVar[tuple[str, ...]] = OF_CLASSES
+    _own_metrics: ClassVar[tuple[str, ...]] = OF_CLASSES
     """Names of the metrics of a fit whose Param ``metrics`` is not set."""
 
     setFeaturesCol = HasFeatureColumns.setFeaturesCol
 
     @abstractmethod
-    def make(
+    def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the model for rows that are already written.
@@ -95,28 +95,28 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
             DataError: if the columns cannot be used.
         """
 
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """Check all Params, as far as that needs no data.
 
         Raises:
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         check_entries(self)
-        self.params_of_fit().check_values()
+        self._params_of_fit()._check_values()
 
-    def params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that runs the fit; its ``learn`` makes the model once the rows are written."""
+    def _params_of_fit(self) -> TorchEstimator:
+        """Return the estimator that runs the fit; its ``_learn`` makes the model once the rows are written."""
         return _LearningEstimator(self)
 
-    def path_of_pretrained(self) -> str | None:
-        """Return the path of the file or folder that :meth:`make` reads weights from; None if it reads none."""
+    def _path_of_pretrained(self) -> str | None:
+        """Return the path of the file or folder that :meth:`_make` reads weights from; None if it reads none."""
         return None
 
 
 class _LearningEstimator(TorchEstimator):
-    """The estimator of one fit of a ready-made estimator; :meth:`learn` completes it by model and loss."""
+    """The estimator of one fit of a ready-made estimator; :meth:`_learn` completes it by model and loss."""
 
-    learns = True
+    _learns = True
 
     def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
         super().__init__(
@@ -126,9 +126,9 @@ class _LearningEstimator(TorchEstimator):
         self._resetUid(of.uid)
         self._of = of
 
-    def learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> TorchEstimator:
+    def _learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> TorchEstimator:
         training, _ = split_rows(self, dataset)
-        recipe = self._of.make(dataset, training, spark)
+        recipe = self._of._make(dataset, training, spark)
         metrics = self.getOrDefault(self.metrics) if self.isSet(self.metrics) else [*self.getMetrics()]
         if not self.isSet(self.metrics) and recipe.num_classes not in (None, 2):
             if (self.getBestMetric() or "").removeprefix("val_") == "auroc":
@@ -150,20 +150,23 @@ class _LearningEstimator(TorchEstimator):
         return (
             super().getMetrics()
             if self.isSet(self.metrics)
-            else {name: name for name in self._of.own_metrics}
+            else {name: name for name in self._of._own_metrics}
         )
 
-    check_values = TorchEstimator.check_settings
+    _check_values = TorchEstimator._check_settings
 
-    def vector_dtype(self) -> str:
-        return self._of.vector_dtype
+    def _vector_dtype(self) -> str:
+        return self._of._vector_dtype
 
-    def further_params(self) -> dict[str, object]:
+    def _estimator_name(self) -> str:
+        return self._of._estimator_name()
+
+    def _further_params(self) -> dict[str, object]:
         values = self._of.extractParamMap()
         return {param.name: value for param, value in values.items() if not self.hasParam(param.name)}
 
-    def path_of_initial_weights(self) -> str | None:
-        return self._of.path_of_pretrained()
+    def _path_of_initial_weights(self) -> str | None:
+        return self._of._path_of_pretrained()
 
 
 _IMAGE = (

@@ -327,6 +327,12 @@ class ImageClassifier(
 ):
     """Classifies images with a small residual network, or a network of torchvision or timm.
 
+    Example::
+
+        images = spark.read.format("binaryFile").load("photos/*/*.jpg")
+        labelled = images.withColumn("kind", F.element_at(F.split("path", "/"), -2))
+        model = ImageClassifier(featuresCol="content", labelCol="kind", numWorkers=4).fit(labelled)
+
     The column holds images of Spark's ``image`` source; encoded images, which Pillow decodes on the ranks; or arrays of
     one shape. An array has height and width, optionally followed by channels. Channels come first if only the first
     dimension can be the channels. Encoded images and images of Spark's source are converted to red, green and blue;
@@ -335,7 +341,7 @@ class ImageClassifier(
     :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
     """
 
-    model_class = TorchClassificationModel
+    _model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
 
     @keyword_only
@@ -361,13 +367,13 @@ class ImageClassifier(
         super().__init__()
         self._set_arguments()
 
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """Check all Params, as far as that needs no data.
 
         Raises:
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
-        super().check_values()
+        super()._check_values()
         check_one_column(self, "images")
         self._check_backbone()
 
@@ -389,7 +395,7 @@ class ImageClassifier(
             with check_of("backboneWeights"):
                 read_backbone_weights(weights)
 
-    def make(
+    def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
@@ -450,7 +456,7 @@ class ImageClassifier(
             load_fitting(network, read_backbone_weights(weights), num_outputs=num_classes, path=weights)
         return network
 
-    def path_of_pretrained(self) -> str | None:
+    def _path_of_pretrained(self) -> str | None:
         """Return the path of the file of weights, or None."""
         weights = self.getBackboneWeights()
         return None if weights in (NO_WEIGHTS, PRETRAINED) else weights

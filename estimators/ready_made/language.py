@@ -32,7 +32,7 @@ from sparkdl.estimators.fit.inputs import check_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
 from sparkdl.estimators.params.table import check_entries, check_of, with_arguments
-from sparkdl.estimators.params.training import HasFunctions
+from sparkdl.estimators.params.training import HasFunctions, HasTraining
 from sparkdl.estimators.persistence import SavedInFolder, carry
 from sparkdl.estimators.ready_made.language_evaluator import PerplexityEvaluator
 from sparkdl.estimators.ready_made.language_params import HasCorpora, HasDecoder, HasGeneration
@@ -96,6 +96,8 @@ class LanguageModelModel(TorchModel, HasGeneration):
     token arrays, takes only token arrays. If a text has more than ``maxLength`` tokens, its last ones are used for a
     continuation and its first ones for an embedding; its log-likelihood is computed over all tokens, in windows.
     """
+
+    setSeed = HasTraining.setSeed  # of the draws of continuations
 
     @property
     def saved(self) -> SavedModel:
@@ -320,6 +322,11 @@ class LanguageModel(
 ):
     """Learns to continue texts: trains a decoder that predicts each token from the tokens before it.
 
+    Example::
+
+        model = LanguageModel(featuresCol="text", epochs=2, numWorkers=4).fit(texts)
+        model.transform(beginnings).select("prediction").show(truncate=False)
+
     The network is :class:`sparkdl.networks.decoder.Decoder`, or a Hugging Face model in a local folder. ``fit`` learns
     a tokenizer from up to 20,000 texts, unless the folder contains one or the texts are token arrays; for token arrays
     without a folder, ``vocabularySize`` is the number of different tokens. ``fit`` packs the texts into rows of
@@ -328,7 +335,7 @@ class LanguageModel(
     the number of packed rows.
     """
 
-    model_class = LanguageModelModel
+    _model_class = LanguageModelModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
 
     @keyword_only
@@ -360,7 +367,7 @@ class LanguageModel(
         super().__init__()
         self._set_arguments()
 
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """Check all Params, as far as that needs no data.
 
         Raises:
@@ -414,13 +421,13 @@ class LanguageModel(
             raise ParamError(
                 "Param loraRank is set, and adapters do not support tensor parallelism. Use shard in place of tensor."
             ).about("loraRank", "parallelism")
-        self.params_of_fit().check_settings()
+        self._params_of_fit()._check_settings()
 
-    def params_of_fit(self) -> TorchEstimator:
+    def _params_of_fit(self) -> TorchEstimator:
         """Return the Params of a fit on packed rows, without the network."""
         return self._estimator(None)
 
-    def columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
+    def _columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
         corpus = self.getCorpusCol()
         return [
@@ -428,9 +435,9 @@ class LanguageModel(
             *([] if corpus is None else [(self.corpusCol, [corpus])]),
         ]
 
-    def planned(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
+    def _planned(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
         """Return the Params of a fit, and the number of packed rows, estimated from the first texts."""
-        check_columns(self, self.columns_of_fit(), dataset.columns)
+        check_columns(self, self._columns_of_fit(), dataset.columns)
         tokenizer, beginning = self._make(dataset)
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
         length = self.getMaxLength()
@@ -445,7 +452,7 @@ class LanguageModel(
         return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
 
     def _fit(self, dataset: DataFrame) -> LanguageModelModel:
-        self.check_values()
+        self._check_values()
         with (
             self._jobs(),
             self._prepared(dataset) as (beginning, packed_rows, tokenizer),
@@ -466,7 +473,7 @@ class LanguageModel(
         self, dataset: DataFrame
     ) -> Iterator[tuple[Beginning, DataFrame, LanguageTokenizer | TokenNumbers]]:
         """Give the network at the beginning of a fit, its packed rows within this context, and the tokenizer."""
-        check_columns(self, self.columns_of_fit(), dataset.columns)
+        check_columns(self, self._columns_of_fit(), dataset.columns)
         tokenizer, beginning = self._make(dataset)
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
         blend, length = self._blend(), self.getMaxLength()
@@ -596,10 +603,10 @@ class _EstimatorOfRows(TorchEstimator):
 
     of_texts: Mapping[str, Any] = MappingProxyType({})
 
-    def further_params(self) -> dict[str, object]:
+    def _further_params(self) -> dict[str, object]:
         others = {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}
         # Not the copy of the folder in the Store, which exists only during the fit.
         return {**others, "initialWeights": self.of_texts.get("pretrained", DRAWN)}
 
-    def path_of_initial_weights(self) -> str | None:
+    def _path_of_initial_weights(self) -> str | None:
         return self.of_texts.get("pretrained")

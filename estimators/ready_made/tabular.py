@@ -195,7 +195,7 @@ _FEATURES = 'column of numbers or vectors, or list of columns of numbers, vector
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """Base of both estimators for tables."""
 
-    vector_dtype = "float64"  # vectors are standardized before they are rounded to the layers' float32
+    _vector_dtype = "float64"  # vectors are standardized before they are rounded to the layers' float32
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
@@ -237,13 +237,20 @@ class TorchClassifier(
 ):
     """Classifies the rows of a table with a multilayer perceptron.
 
+    Example::
+
+        classifier = TorchClassifier(featuresCol=["age", "city"], labelCol="bought", epochs=10, numWorkers=4)
+        model = classifier.fit(train)
+        print(model.evaluate(test).accuracy)
+        model.transform(test).select("prediction", "probability").show()
+
     Numbers are standardized by the mean and the standard deviation of the training rows. Categories are embedded; in
     ``transform``, a category that the training rows do not contain is embedded as zeros. ``fit`` reads the rows once
     on the driver to learn the scales and categories, and reads the labels again to count and check the classes. It
     returns a :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
     """
 
-    model_class = TorchClassificationModel
+    _model_class = TorchClassificationModel
 
     @keyword_only
     def __init__(
@@ -261,7 +268,7 @@ class TorchClassifier(
         super().__init__()
         self._set_arguments()
 
-    def make(
+    def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
@@ -273,14 +280,19 @@ class TorchClassifier(
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
     """Predicts a number for each row of a table with a multilayer perceptron.
 
+    Example::
+
+        model = TorchRegressor(featuresCol=["rooms", "district"], labelCol="price", numWorkers=4).fit(train)
+        print(model.evaluate(test).rootMeanSquaredError)
+
     The feature columns are as for :class:`TorchClassifier`. ``fit`` reads the rows once on the driver. The layers learn
     standardized labels, with the mean squared error as the loss; the model holds the mean and the standard deviation of
     the labels. The unit of the labels thus changes only the losses, which are reported in the squared unit. ``fit``
     returns a :class:`TorchRegressionModel`.
     """
 
-    model_class = TorchRegressionModel
-    own_metrics = ("rmse", "r2")
+    _model_class = TorchRegressionModel
+    _own_metrics = ("rmse", "r2")
 
     @keyword_only
     def __init__(
@@ -298,7 +310,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         super().__init__()
         self._set_arguments()
 
-    def make(
+    def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""

@@ -221,6 +221,11 @@ class TextClassifier(
 ):
     """Classifies texts with a small transformer, or with a Hugging Face model in a local folder.
 
+    Example::
+
+        model = TextClassifier(featuresCol="review", labelCol="stars", numWorkers=4).fit(train)
+        model.transform(test).select("review", "prediction").show()
+
     The known words are the words in lower case, and the marks between them, that at least two training texts contain;
     all others are one unknown word. Use bytes for languages without spaces, or if single characters matter. An empty
     string is a text. Null is an error in training, and gives null in ``transform``. ``fit`` reads the texts once to
@@ -228,7 +233,7 @@ class TextClassifier(
     It returns a :class:`TorchClassificationModel`.
     """
 
-    model_class = TorchClassificationModel
+    _model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}
 
     @keyword_only
@@ -252,13 +257,13 @@ class TextClassifier(
         super().__init__()
         self._set_arguments()
 
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """Check all Params, as far as that needs no data.
 
         Raises:
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
-        super().check_values()
+        super()._check_values()
         check_one_column(self, "texts. Join several with pyspark.sql.functions.concat_ws")
         if self.getEmbeddingSize() % self.getNumHeads():
             raise ParamError(
@@ -277,15 +282,15 @@ class TextClassifier(
         with check_of("pretrained"):
             check_folder(folder)
 
-    def params_of_fit(self) -> TorchEstimator:
+    def _params_of_fit(self) -> TorchEstimator:
         """Return the estimator that runs the fit, with the default learning rate of new or of pretrained weights."""
         if self.getPretrained() is None or self.isSet(self.learningRate):
-            return super().params_of_fit()
+            return super()._params_of_fit()
         tuned = self.copy()
         tuned._setDefault(learningRate=PRETRAINED_LEARNING_RATE)
-        return super(TextClassifier, tuned).params_of_fit()
+        return super(TextClassifier, tuned)._params_of_fit()
 
-    def make(
+    def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
@@ -318,7 +323,7 @@ class TextClassifier(
             )
         return Recipe(network, inputs, nn.CrossEntropyLoss(), num_classes=num_classes)
 
-    def path_of_pretrained(self) -> str | None:
+    def _path_of_pretrained(self) -> str | None:
         """Return the folder of the pretrained model, or None."""
         return self.getPretrained()
 

@@ -19,7 +19,7 @@ from sparkdl.launch.local_launch import has_gpus, offer_local_slots, run_on_loca
 from sparkdl.launch.rank.environment import variables_of_programs
 from sparkdl.rendezvous.addresses import LISTEN, LOOPBACK, reachable_hosts
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
-from sparkdl.runner.rank_logging import LineReader
+from sparkdl.runner.rank_logging import line_reader
 from sparkdl.runner.script import Script, read_script
 
 _DEFAULT_RANKS = 2
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> tuple[int, int]:
                 environment=variables_of_programs(),
                 modules=() if has_gpus() else IMPORTED_FIRST,
                 operation_timeout_s=options.timeout,
-                on_log=LineReader(_print_line, only_for_driver=False),
+                on_log=line_reader(_print_line, only_for_driver=False),
                 elastic=limits,
                 hosts=reachable_hosts() if is_open else (LOOPBACK,),
                 on_open=invite,

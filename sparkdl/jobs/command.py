@@ -134,6 +134,7 @@ def print_script_path(_options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, *, is_submitted: bool) -> int:
     others = _after_job(options)
+    log_format = "text"
     try:
         with ends_when_asked():
             _require_libraries()
@@ -143,6 +144,7 @@ def _run(options: argparse.Namespace, *, is_submitted: bool) -> int:
             job = read_job(options.job, [read_override(argument) for argument in others.overrides])
             from sparkdl.jobs.run_job import given_session, own_session, run_job
 
+            log_format = job.log_format
             name = f"sparkdl {job.file.stem}"
             run_job(
                 job,
@@ -153,13 +155,17 @@ def _run(options: argparse.Namespace, *, is_submitted: bool) -> int:
                 is_again=others.again,
                 is_dry_run=others.dry_run,
             )
-    except SparkdlError as error:
-        print(f"sparkdl: {error}", file=sys.stderr, flush=True)
-        return exit_code(error)
     except KeyboardInterrupt as error:
         return exit_code(error)
     except Exception as error:
-        traceback.print_exc()
+        is_known = isinstance(error, SparkdlError)
+        text = f"sparkdl: {error}" if is_known else traceback.format_exc().rstrip()
+        if log_format == "json":
+            from sparkdl.estimators.fit.progress import JsonProgress
+
+            JsonProgress(sys.stderr).write("error", type=type(error).__name__, text=text)
+        else:
+            print(text, file=sys.stderr, flush=True)
         return exit_code(error)
     return DONE
 

@@ -26,6 +26,7 @@ _PARAMS_WITHOUT_EFFECT = (
     "hangTimeoutSeconds",
     "keepCheckpoints",
     "keepRowsSeconds",
+    "logFormat",
     "maxRestarts",
     "maxWorkers",
     "minWorkers",

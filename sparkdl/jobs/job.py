@@ -187,6 +187,11 @@ class TrainingJob:
         """Name of the estimator's class."""
         return self.model.value if isinstance(self.model.value, str) else "TorchEstimator"
 
+    @property
+    def log_format(self) -> str:
+        """Format of the job's log, before the estimator has checked it."""
+        return "json" if "logFormat" in self.params and self.params["logFormat"].value == "json" else "text"
+
 
 def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
     """Read a job file, and apply overrides.

@@ -52,7 +52,7 @@ def make_estimator(job: TrainingJob) -> Any:
             )
         estimator.setModel(model)
     try:
-        estimator.check_values()
+        estimator._check_values()
         if job.estimator == "TorchEstimator":
             _try_optimizer(estimator)
     except ParamError as error:

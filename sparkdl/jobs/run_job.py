@@ -6,9 +6,11 @@ Runs on the *driver*; the training runs on the ranks.
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,6 +20,7 @@ from sparkdl.cli.local_session import quiet_libraries, spark_options, use_own_sp
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import ClusterLostError, ParamError
 from sparkdl.estimators.fit.inputs import check_columns, column_names
+from sparkdl.estimators.fit.progress import JsonProgress
 from sparkdl.estimators.summary import describe_values
 from sparkdl.identity import differences
 from sparkdl.jobs.identity import ROWS, identity_of
@@ -25,10 +28,11 @@ from sparkdl.jobs.imports import checksums, code_files, importable, loggable, sh
 from sparkdl.jobs.make_estimator import make_estimator, model_size
 from sparkdl.jobs.output import JobOutput, make_result
 from sparkdl.jobs.plan import key_of_rows, make_plan, open_rows, plan_text
+from sparkdl.jobs.yaml_tree import write_tree
 from sparkdl.spark.failures import mentions_stopped_context, spark_words
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.spark.session import is_connect, is_context_stopped
-from sparkdl.tracking import models_with_code, use_tracking_uri
+from sparkdl.tracking import models_with_code, runs_with_files, use_tracking_uri, without_credentials
 from sparkdl.training.checkpoint.fit_manifest import fit_folder
 
 if TYPE_CHECKING:
@@ -148,6 +152,8 @@ def run_job(
     with importable(code):
         checked = _check(job, code)
         if not is_dry_run:
+            if job.log_format == "json":
+                say = JsonProgress(sys.stderr).print
             if not is_again:
                 _refuse_another(checked)
             checked.output.check_writable()
@@ -157,7 +163,7 @@ def run_job(
             ship(code, spark)
             with jobs_of(f"train {job.file.stem}"):
                 frame = open_rows(job, spark)
-                check_columns(checked.estimator, checked.estimator.columns_of_fit(), frame.columns)
+                check_columns(checked.estimator, checked.estimator._columns_of_fit(), frame.columns)
                 rows = key_of_rows(job, frame, checked.columns)
                 checked = replace(checked, identity={**checked.identity, ROWS: rows})
                 if is_dry_run:
@@ -181,7 +187,7 @@ def _check(job: TrainingJob, code: list[Path]) -> _Checked:
         identity=identity_of(job, checksums(code)),
         output=output,
         earlier_result=output.result(),
-        columns=list(dict.fromkeys(name for _, names in estimator.columns_of_fit() for name in names)),
+        columns=list(dict.fromkeys(name for _, names in estimator._columns_of_fit() for name in names)),
     )
 
 
@@ -194,15 +200,26 @@ def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> 
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
         f"{estimator.getEpochs()} epochs on {estimator.getNumWorkers()} ranks."
     )
-    with models_with_code(loggable(checked.code)):
+    with (
+        models_with_code(loggable(checked.code)),
+        runs_with_files({"job.yaml": _yaml_of(checked.job)}),
+    ):
         model = estimator.fit(frame)
     checked.output.write(model, make_result(checked.job, checked.identity, model, began=began))
     values = describe_values(model.summary)
     say(f"Done: {len(model.history)} epochs, {values}. {checked.output.url} has the model.")
 
 
+def _yaml_of(job: TrainingJob) -> bytes:
+    """The job with its overrides, without ``spark`` and without user and password of the tracking URI."""
+    content = deepcopy(job.content)
+    if isinstance(tracking := content.get("tracking"), dict) and "uri" in tracking:
+        tracking["uri"] = without_credentials(str(tracking["uri"]))
+    return write_tree(content).encode()
+
+
 def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
-    params, rows = checked.estimator.planned(frame)
+    params, rows = checked.estimator._planned(frame)
     has_model = params.isSet(params.model)
     size = model_size(params.getModel(), params.getOptimizer()) if has_model else None
     columns = column_names(params)

@@ -7,9 +7,10 @@ are strings. Tags and duplicate keys are errors. A file becomes a tree of :class
 
 from __future__ import annotations
 
+import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -273,3 +274,11 @@ def _as_mapping(value: Any, override: Override, path: tuple[str, ...]) -> dict[s
         return {IMPORT: JobEntry(value, override.entry.position)}
     above = ".".join(override.path[: len(override.path) - len(path)])
     raise JobFileError(f"{override.entry.position}: {above} is {value!r}, which has no {path[0]!r} below it.")
+
+
+def write_tree(content: Mapping[str, Any]) -> str:
+    """Return values that JSON can hold as YAML."""
+    text, yaml = io.StringIO(), YAML(typ="safe", pure=True)
+    yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False
+    yaml.dump(dict(content), text)
+    return text.getvalue()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl.launch.lines import AlikeLines
 from sparkdl.launch.restarts import Restarts, run_with_restarts
 from sparkdl.launch.run import run_on_ranks
 from sparkdl.launch.slots import check_cluster, wait_for_slots
@@ -32,6 +33,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AlikeLines",
     "RankContext",
     "Restarts",
     "active_session",

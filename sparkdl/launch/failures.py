@@ -7,6 +7,8 @@ caused on other ranks.
 from __future__ import annotations
 
 import importlib.util
+import linecache
+import re
 import sysconfig
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -165,13 +167,33 @@ def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
         were_lost: whether a rank was lost, if the failure is a consequence.
         stuck: text with the stacks of other ranks that did not end by themselves; empty if there are none.
     """
-    detail = f"\n\n{failure.traceback.rstrip()}" if failure.traceback else ""
+    traceback = _with_known_lines(failure.traceback)
+    detail = f"\n\n{traceback.rstrip()}" if traceback else ""
     message = (
         f"Rank {failure.rank} on {failure.host} failed and all ranks were ended: {failure.error}"
         f"{_about_missing_module(failure.exception)}{detail}{stuck if failure.is_consequence else ''}"
     )
     kind = RankDiedError if failure.is_loss or (failure.is_consequence and were_lost) else RankError
-    return kind(message, rank=failure.rank, host=failure.host, traceback_text=failure.traceback)
+    return kind(message, rank=failure.rank, host=failure.host, traceback_text=traceback)
+
+
+def _with_known_lines(traceback: str) -> str:
+    """Return a traceback with the lines of source that only this process has, such as those of a notebook's cells."""
+
+    def with_line(frame: re.Match[str]) -> str:
+        line = linecache.getline(frame["file"], int(frame["line"])).strip()
+        return f"{frame[0]}{_BEFORE_LINE[bool(frame['between'])]}{line}" if line else frame[0]
+
+    traceback = _LINE_OF_USER.sub(with_line, traceback, count=1)
+    return _FRAME.sub(with_line, traceback)
+
+
+_BEFORE_LINE = {False: ": ", True: "\n    "}
+# The text of sparkdl.launch.rank.tracebacks, where it lacks lines of source.
+_LINE_OF_USER = re.compile(r"\A(?P<file>[^\s\"][^\n\"]*), line (?P<line>\d+), in [^\n:]+(?P<between>)$", re.M)
+_FRAME = re.compile(
+    r"^  File \"(?P<file>[^\"]+)\", line (?P<line>\d+), in [^\n]+(?=(?P<between>\n(?!    )))", re.M
+)
 
 
 def _about_missing_module(error: BaseException | None) -> str:

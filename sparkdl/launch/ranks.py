@@ -133,7 +133,7 @@ def run_spec(
         )
     channel = DriverChannel(spec.secret, spec.num_ranks, host=host)
     complete = replace(spec, driver=channel.address)
-    listener = Listener(on_log, on_event)
+    listener = Listener(on_log, on_event, num_ranks=spec.num_ranks)
     with Supervision(lambda: make_stage(complete, 0), channel, spec.limits, listener) as supervision:
         while supervision.poll(0.1):
             pass

@@ -22,11 +22,13 @@ from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
 from sparkdl.launch.failures import raise_for_failures
 from sparkdl.launch.hangs.report import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
+from sparkdl.launch.lines import AlikeLines
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
 from sparkdl.launch.wire.channel import DriverChannel, RankMessage
 from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
 from sparkdl.launch.wire.spec import HangLimits
+from sparkdl.topology import name_ranks
 
 _logger = logging.getLogger(__name__)
 
@@ -52,15 +54,25 @@ class Listener:
     """Passes log lines and events of the ranks to the caller's callbacks.
 
     Args:
-        on_log: called with rank and line; prints ``[rank N] line`` when None.
+        on_log: called with rank and line; prints ``[rank N] line`` when None, and lines that ranks print alike once.
         on_event: called with rank and event; events are dropped when None.
+        num_ranks: number of ranks whose lines are joined; None if it is not known, as in an elastic launch.
         first_rank: number of the launch's first rank for the callbacks.
     """
 
-    def __init__(self, on_log: OnLog | None, on_event: OnEvent | None, *, first_rank: int = 0) -> None:
-        self._on_log = on_log or _print_line
+    def __init__(
+        self,
+        on_log: OnLog | None,
+        on_event: OnEvent | None,
+        *,
+        num_ranks: int | None = None,
+        first_rank: int = 0,
+    ) -> None:
+        self._on_log = on_log or AlikeLines(_print_line)
         self._on_event = on_event
         self._first_rank = first_rank
+        if isinstance(self._on_log, AlikeLines):
+            self._on_log.num_ranks = num_ranks or 0
 
     def log(self, rank: int, line: str) -> None:
         """Pass on a line that a rank has printed."""
@@ -73,9 +85,14 @@ class Listener:
         elif message.event is not None and self._on_event is not None:
             self._on_event(self._first_rank + message.rank, message.event)
 
+    def show_due(self, *, is_end: bool = False) -> None:
+        """Show lines that were held back to be joined with those of other ranks."""
+        if isinstance(self._on_log, AlikeLines):
+            self._on_log.show_due(is_end=is_end)
 
-def _print_line(rank: int, line: str) -> None:
-    print(f"[rank {rank}] {line}", file=sys.stderr, flush=True)
+
+def _print_line(ranks: Sequence[int], line: str) -> None:
+    print(f"[{name_ranks(ranks)}] {line}", file=sys.stderr, flush=True)
 
 
 class Supervision:
@@ -139,6 +156,7 @@ class Supervision:
                 break
             self._listener.handle(message)
             timeout_s = 0.0
+        self._listener.show_due()
         self._look_for_hang()
         self.stage.check_start(len(self.channel.started))
         return True
@@ -175,6 +193,7 @@ class Supervision:
                 self.channel.cancel(StopReason(why))
                 self.stage.cancel(timeout_s=CANCEL_TIMEOUT_S)
         finally:
+            self._listener.show_due(is_end=True)
             self._leave()
             self.stage.close()
 

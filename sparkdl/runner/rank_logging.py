@@ -1,7 +1,7 @@
 """Marks the records of Python's logging and of ``log_to_driver`` on a rank, and provides ``progress()``.
 
 The marks show the driver which lines are records and which were printed. :func:`set_up_logging` runs on a *rank*,
-:class:`LineReader` on the *driver*. :func:`progress` runs on a rank, in a function that a Runner runs; from its first
+:func:`line_reader` on the *driver*. :func:`progress` runs on a rank, in a function that a Runner runs; from its first
 call on, a rank that stops calling it counts as hanging.
 """
 
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.current import provided
 from sparkdl.errors import ParamError
+from sparkdl.launch.lines import AlikeLines
 from sparkdl.launch.wire.messages import FOR_DRIVER, mark_lines, split_mark
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     from sparkdl.launch import RankContext
+    from sparkdl.launch.supervision import OnLog
 
 
 OnLine = Callable[[int, str, "int | None"], None]
@@ -55,28 +57,33 @@ def set_up_logging(level: int | None) -> None:
     provided.driver_log = lambda message: print(mark_lines(FOR_DRIVER, message), flush=True)
 
 
-class LineReader:
-    """Removes the marks of lines and passes the lines on.
+def line_reader(on_line: OnLine | None, *, only_for_driver: bool) -> OnLog:
+    """Return a function that takes the lines of ranks, removes their marks and passes them on.
 
     Args:
         on_line: called with each line; when None, lines are printed with the rank before them, messages for the driver
-            to standard output and all others to standard error.
+            to standard output and all others to standard error, and those that ranks print alike once.
         only_for_driver: whether to drop all lines except messages for the driver.
     """
 
-    def __init__(self, on_line: OnLine | None, only_for_driver: bool) -> None:
-        self._on_line, self._only_for_driver = on_line, only_for_driver
+    def is_wanted(mark: str | None) -> bool:
+        return mark == FOR_DRIVER or not only_for_driver
 
-    def __call__(self, rank: int, line: str) -> None:
-        """Take one line of a rank."""
+    def show(ranks: Sequence[int], line: str) -> None:
         mark, text = split_mark(line)
-        if self._only_for_driver and mark != FOR_DRIVER:
-            return
-        if self._on_line is not None:
-            self._on_line(rank, text, None if mark is None or mark == FOR_DRIVER else int(mark))
-        else:
-            show = partial(print, file=sys.stdout if mark == FOR_DRIVER else sys.stderr, flush=True)
-            show(f"[rank {rank}] {text}")
+        if is_wanted(mark):
+            stream = sys.stdout if mark == FOR_DRIVER else sys.stderr
+            print(f"[{name_ranks(ranks)}] {text}", file=stream, flush=True)
+
+    if on_line is None:
+        return AlikeLines(show)
+
+    def pass_on(rank: int, line: str) -> None:
+        mark, text = split_mark(line)
+        if is_wanted(mark):
+            on_line(rank, text, None if mark is None or mark == FOR_DRIVER else int(mark))
+
+    return pass_on
 
 
 def level_number(level: int | str | None) -> int | None:

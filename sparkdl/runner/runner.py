@@ -22,7 +22,7 @@ from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.packed_call import pack
-from sparkdl.runner.rank_logging import LineReader, OnLine, level_number
+from sparkdl.runner.rank_logging import OnLine, level_number, line_reader
 from sparkdl.spark.jobs import jobs_of, name_of
 from sparkdl.tracking import metrics_of_active_run
 
@@ -182,7 +182,7 @@ class Runner:
             )
             start = partial(
                 self._starter(session),
-                on_log=LineReader(self.on_log, only_for_driver),
+                on_log=line_reader(self.on_log, only_for_driver=only_for_driver),
                 on_event=board and (lambda _, event: board.handle(event)),
                 silence_timeout_s=silence_timeout_s,
             )

@@ -8,6 +8,7 @@ there the jobs have the same words as a tag.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import threading
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sparkdl.errors import DataError
+
+_logger = logging.getLogger(__name__)
 
 DESCRIPTION = "spark.job.description"
 GROUP = "spark.jobGroup.id"
@@ -141,7 +144,10 @@ def _named(spark: SparkSession) -> Iterator[str]:
     if before[GROUP] is None:
         context.setLocalProperty(GROUP, purpose.group)
     try:
-        with _tagged(context, f"sparkdl-{secrets.token_hex(8)}") as tag:
+        with (
+            _tagged(context, purpose.group),
+            _tagged(context, f"sparkdl-{secrets.token_hex(8)}") as tag,
+        ):
             yield tag
     finally:
         with suppress(
@@ -167,6 +173,58 @@ def _tagged(tagging: Any, tag: str) -> Iterator[str]:
     finally:
         with suppress(Exception):  # as above
             remove(tag)
+
+
+def describe_progress(spark: SparkSession, words: str) -> None:
+    """Show words behind the description of the running jobs of this block's purpose in Spark's UI.
+
+    Spark takes a description only when a job is submitted, so this changes the UI's own record of the job and of its
+    stages, which no public call does. A Spark whose record is another one keeps the first description, and so does
+    Spark Connect, which has none.
+    """
+    purpose = _purpose.get()
+    if purpose is None or is_connect(spark):
+        return
+    try:
+        _describe_running(spark.sparkContext, purpose, words)
+    except Exception as error:  # of py4j, for what this Spark does not have
+        _logger.debug("The description of the running Spark job cannot be changed: %s", error)
+
+
+def _describe_running(context: Any, purpose: _Purpose, words: str) -> None:
+    jvm_context = context._jsc.sc()
+    store = jvm_context.statusStore()
+    listener, now = store.listener().get(), context._jvm.System.nanoTime()
+    jobs, stages = _field(listener, "liveJobs").get(listener), _field(listener, "liveStages").get(listener)
+    for number in jvm_context.statusTracker().getJobIdsForTag(purpose.group):
+        job = jobs.get(number)
+        if job.isEmpty():  # it has ended
+            continue
+        live = [(job.get(), _field(job.get(), "description"))]
+        for stage in context.statusTracker().getJobInfo(number).stageIds:
+            found = stages.get(context._jvm.scala.Tuple2(stage, 0))
+            if found is not None:
+                live.append((found, _field(found, "description")))
+        for entity, description in live:
+            if not str(description.get(entity)).startswith(f"Some({purpose}"):
+                continue
+            shown = _shown_words(description.get(entity).get(), words)
+            description.set(entity, context._jvm.scala.Option.apply(shown))
+            entity.write(store.store(), now, False)
+
+
+def _shown_words(description: str, words: str) -> str:
+    return f"{description.partition(_BEFORE_PROGRESS)[0]}{_BEFORE_PROGRESS}{words}"
+
+
+_BEFORE_PROGRESS = " | "
+
+
+def _field(instance: Any, name: str) -> Any:
+    """Return the accessible field of a Java object."""
+    field = instance.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field
 
 
 def _wait_for_tasks(spark: SparkSession, tag: str) -> None:

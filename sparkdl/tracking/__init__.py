@@ -19,8 +19,9 @@ from sparkdl.tracking.run import (
     is_tracking,
     metrics_of_active_run,
     open_run,
+    runs_with_files,
 )
-from sparkdl.tracking.start import use_tracking_uri, without_credentials
+from sparkdl.tracking.start import context_tags, use_tracking_uri, without_credentials
 
 __all__ = [
     "FitRun",
@@ -32,10 +33,12 @@ __all__ = [
     "SentRun",
     "TrackingMode",
     "add_to_run",
+    "context_tags",
     "is_tracking",
     "metrics_of_active_run",
     "models_with_code",
     "open_run",
+    "runs_with_files",
     "send_kept_runs",
     "use_tracking_uri",
     "without_credentials",

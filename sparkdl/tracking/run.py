@@ -18,7 +18,9 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.errors import ParamError
@@ -43,6 +45,7 @@ from sparkdl.tracking.start import (
     current_switches,
     describe_start,
     without_credentials,
+    without_notes_of_mlflow,
 )
 
 if TYPE_CHECKING:
@@ -119,6 +122,22 @@ class FitRun:
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
         self._sender.put(Message(kind="begin"))
+        for path, content in _files_of_runs.get().items():
+            self.log_file(path, content)
+
+    @property
+    def place(self) -> str:
+        """A sentence that says where the run is; empty as long as it is not opened on the server."""
+        if self._begun is None or self._begun.experiment_id is None:
+            return ""
+        uri = without_credentials(self._tracking_uri)
+        name = f"MLflow run {self._begun.name or self._begun.run_id}"
+        if uri.startswith("http"):
+            page = f"#/experiments/{self._begun.experiment_id}/runs/{self._begun.run_id}"
+            return f"{name}: {uri.rstrip('/')}/{page}"
+        if uri.startswith("databricks"):
+            return f"{name} in experiment {self._begun.experiment_id}"
+        return f"{name} ({self._begun.run_id}): mlflow ui --backend-store-uri {uri}"
 
     def check_begun(self) -> None:
         """Raise a ParamError if MLflow refuses to open the run; wait a few seconds if a run of the user is active."""
@@ -169,7 +188,8 @@ class FitRun:
         if registration is None and self.switches.registered_model_name is not None:
             registration = Registration(name=self.switches.registered_model_name)
         there = folder / "mlflow_model"
-        save_flavor(model, there, options)
+        with without_notes_of_mlflow():
+            save_flavor(model, there, options)
         content: dict[str, Any] = {"key": uuid.uuid4().hex, "values": values_of(model, self._dataset)}
         self._put_folder(Message(kind="model", content=content, folder=there), there)
         if registration is not None:
@@ -218,7 +238,8 @@ class FitRun:
         if self._begun is None:
             try:
                 parent_id = None if self._group is None else self._group.parent_id()
-                with nullcontext() if self._tracking_uri.startswith("http") else _making_database:
+                is_remote = self._tracking_uri.startswith("http")
+                with nullcontext() if is_remote else _making_database, without_notes_of_mlflow():
                     client = mlflow.MlflowClient(self._tracking_uri)
                     self._begun = begin_run(client, self.start, parent_id)
             except MlflowException as error:
@@ -268,6 +289,19 @@ class FitRun:
             place,
             place.rpartition("/unsent-runs/")[0],
         )
+
+
+_files_of_runs: ContextVar[Mapping[str, bytes]] = ContextVar("files of runs", default=MappingProxyType({}))
+
+
+@contextmanager
+def runs_with_files(files: Mapping[str, bytes]) -> Iterator[None]:
+    """Log small files, by their path in the artifacts, with the runs of all fits in the block, on this thread."""
+    token = _files_of_runs.set(files)
+    try:
+        yield
+    finally:
+        _files_of_runs.reset(token)
 
 
 def _file_message(path: str, content: bytes) -> Message:

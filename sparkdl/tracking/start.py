@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import logging
 import os
 import re
 import threading
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
-KEY_TAG = "sparkdl.run_key"
-"""Tag with the key of a run's fit. It finds the run where its id is not known."""
+KEY_TAG = "mlflow.sparkdl.run_key"
+"""Tag with the key of a run's fit, which finds the run where its id is not known; MLflow hides tags of this prefix."""
 
 _PARENT_TAG = "mlflow.parentRunId"
 _DEFAULT_STORE = "mlflow.db"
@@ -111,6 +112,13 @@ def describe_start(
     )
 
 
+def context_tags() -> dict[str, str]:
+    """Return the tags that MLflow derives from where this process runs, such as its program, notebook and user."""
+    from mlflow.tracking.context.registry import resolve_tags
+
+    return dict(resolve_tags())
+
+
 @dataclass(frozen=True)
 class BegunRun:
     """A run that exists on the server.
@@ -119,11 +127,15 @@ class BegunRun:
         run_id: MLflow's id of the run.
         is_joined: whether the user has opened the run, and will end it.
         is_continued: whether the run may already have metrics of the fit.
+        name: name of the run.
+        experiment_id: id of its experiment; None if it is not known.
     """
 
     run_id: str
     is_joined: bool = False
     is_continued: bool = False
+    name: str | None = None
+    experiment_id: str | None = None
 
 
 def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = None) -> BegunRun:
@@ -150,7 +162,13 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
         held = active.data.tags.get(KEY_TAG)
         if start.may_join and held in (None, start.key):
             client.set_tag(start.active, KEY_TAG, start.key)
-            return BegunRun(start.active, is_joined=True, is_continued=held is not None)
+            return BegunRun(
+                start.active,
+                is_joined=True,
+                is_continued=held is not None,
+                name=active.info.run_name,
+                experiment_id=active.info.experiment_id,
+            )
     experiment_id = _experiment_id(client, start)
     parent = parent_id or start.active
     before = find_run(client, [experiment_id], start.key)
@@ -158,10 +176,10 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
         client.update_run(before, status="RUNNING")
         if parent is not None:
             client.set_tag(before, _PARENT_TAG, parent)
-        return BegunRun(before, is_continued=True)
+        return BegunRun(before, is_continued=True, name=start.name, experiment_id=experiment_id)
     tags = {**start.tags, **({_PARENT_TAG: parent} if parent is not None else {})}
     run = client.create_run(experiment_id, start_time=start.start_time, tags=tags, run_name=start.name)
-    return BegunRun(run.info.run_id)
+    return BegunRun(run.info.run_id, name=run.info.run_name, experiment_id=experiment_id)
 
 
 def find_run(client: MlflowClient, experiment_ids: list[str], key: str) -> str | None:
@@ -198,6 +216,34 @@ def choose_store() -> None:
     # MLflow 2 writes to ./mlruns by default, and MLflow 3 too if that folder has runs.
     mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / _DEFAULT_STORE}")
 
+
+@contextmanager
+def without_notes_of_mlflow() -> Iterator[None]:
+    """Drop what MLflow notes on this thread about its tables and its checks; warnings stay.
+
+    A store of SQLite gets its tables when its first run is opened, while the first epochs are shown.
+    """
+    thread = threading.get_ident()
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.WARNING
+
+    loggers = [logging.getLogger(name) for name in _NOTING_LOGGERS]
+    for logger in loggers:
+        logger.addFilter(is_kept)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_kept)
+
+
+_NOTING_LOGGERS = (
+    "mlflow.store.db.utils",
+    "alembic.runtime.migration",
+    "alembic.runtime.plugins",
+    "mlflow.pyfunc",
+)
 
 # In URLs of databases a password ends at the @, as in SQLAlchemy; in those of servers the host ends at the first slash.
 _USER_AND_PASSWORD = re.compile(

@@ -129,6 +129,18 @@ class EpochRecord:
         return cls(**{**own, "rank_seconds": ranks, "rank_rows": rows})
 
     @property
+    def logged(self) -> dict[str, float]:
+        """Fields and metrics by the names that they have in MLflow: times and rates are ``system/epoch/...``."""
+        fields = {name: getattr(self, name) for name in EPOCH_METRICS if getattr(self, name) is not None}
+        return {
+            **{
+                name if name in _ABOUT_MODEL else f"{SYSTEM}epoch/{name}": float(fields[name])
+                for name in fields
+            },
+            **self.metrics,
+        }
+
+    @property
     def values(self) -> dict[str, float]:
         """Loss and metrics by name, the loss first."""
         return {"loss": self.loss, **self.metrics}
@@ -141,6 +153,11 @@ class EpochRecord:
         """
         return self.values[name]
 
+
+_ABOUT_MODEL = ("loss", "learning_rate")
+
+SYSTEM = "system/"
+"""Prefix of the metrics in MLflow that are about the course of a fit and not about its model."""
 
 EPOCH_METRICS = tuple(field.name for field in fields(EpochRecord) if field.metadata == _LOGGED)
 """Fields of an :class:`EpochRecord` that are logged to MLflow besides the metrics; metrics cannot have these names."""
@@ -320,12 +337,12 @@ _REPORT_EVERY_S = 0.25
 class ProgressReporter:
     """Turns steps and epochs into events. Runs on a *rank*.
 
-    The first event of a resumed fit is of kind ``"resumed"`` and holds ``epoch, epochs, step``. For each epoch that the
-    fit had finished, a ``"restored"`` event follows, with the fields of an ``"epoch"`` event. A ``"step"`` event
-    holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an ``"epoch"`` event the fields of
-    :class:`~sparkdl.training.history.EpochRecord` and ``epochs``; a ``"straggler"`` event holds ``slow_rank`` and
-    ``ratio``. Epochs and steps count from 1. The first step
-    includes warm-up and says nothing about the rate: ``eta_s`` is None until a second step is done.
+    The first event of a resumed fit is of kind ``"resumed"`` and holds ``epoch, epochs, step``. For each epoch that
+    the fit had finished, a ``"restored"`` event follows, with the fields of an ``"epoch"`` event. A ``"step"``
+    event holds ``epoch, epochs, step, steps, loss, rows_per_s, eta_s``; an ``"epoch"`` event the fields of
+    :class:`~sparkdl.training.history.EpochRecord`, ``epochs`` and ``eta_s``; a ``"straggler"`` event holds
+    ``slow_rank`` and ``ratio``. Epochs and steps count from 1. The first step includes warm-up and says nothing
+    about the rate: ``eta_s`` is None until a second step is done.
     """
 
     def __init__(
@@ -384,7 +401,7 @@ class ProgressReporter:
         else:
             self._rows += rows
             rate = self._rows / elapsed if elapsed > 0 else 0.0
-            eta_s = elapsed / max(1, done - self._steps_before - 1) * (self._epochs * self._steps - done)
+            eta_s = self._remaining_s(done, now)
         if now < self._next_at:
             return
         self._next_at = now + _REPORT_EVERY_S
@@ -407,4 +424,15 @@ class ProgressReporter:
 
     def epoch(self, record: EpochRecord) -> None:
         """Report the end of an epoch, however recent the last report is."""
-        self._report({"kind": "epoch", "epochs": self._epochs, **asdict(record)})
+        eta_s = self._remaining_s(record.epoch * self._steps, time.perf_counter())
+        self._report({"kind": "epoch", "epochs": self._epochs, "eta_s": eta_s, **asdict(record)})
+
+    def _remaining_s(self, done: int, now: float) -> float | None:
+        """Seconds that the steps after the first ``done`` ones will take; None before the second step of this process.
+
+        Validations that are over by now count in the time of a step.
+        """
+        after_first = done - self._steps_before - 1
+        if self._warm_since is None or after_first < 1:
+            return None
+        return (now - self._warm_since) / after_first * (self._epochs * self._steps - done)

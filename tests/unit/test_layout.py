@@ -54,7 +54,7 @@ LAYERS = {
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
     "monitor": "settings | top, exports | sampler, board | trace, communication | flops | memory",
     "launch": "run | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
-    "stage, task, forkserver | hangs, rank | restarts, slots | wire",
+    "stage, task, forkserver | hangs, rank | restarts, slots | wire | lines",
     "loaders": "converter, feed_dataset",
     "horovod": "spark, runner, torch",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "

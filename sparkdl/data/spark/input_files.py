@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sparkdl.data.dataset.table_logs import DELTA_LOG, find_logs
 from sparkdl.data.files.changed_files import TAGS
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,6 +51,31 @@ def input_files(df: DataFrame) -> InputFiles | None:
         return _describe(urls) if urls else None
     except Exception:  # any error of Spark or of a filesystem that is not ours
         return None
+
+
+def table_of(df: DataFrame) -> str | None:
+    """Return the name of the table or view that a DataFrame reads; None if it reads none, or several."""
+    try:
+        plan = _analyzed_plan(df)
+    except Exception:  # any error of Spark, whose texts are not an interface
+        return None
+    names = dict.fromkeys(_ALIAS.findall(plan))
+    leaves = _LEAF.findall(plan)
+    return next(iter(names)).removeprefix("spark_catalog.") if names and len(leaves) == 1 else None
+
+
+_ALIAS = re.compile(r"SubqueryAlias ([^\s(]+)$", re.MULTILINE)
+_LEAF = re.compile(
+    r"^[^\n]*?(?:Relation|LogicalRDD|LocalRelation|Range|HiveTableRelation|DataSourceV2\w*)\b[ (\[]",
+    re.MULTILINE,
+)
+
+
+def _analyzed_plan(df: Any) -> str:
+    if not is_connect(df.sparkSession):
+        return str(df._jdf.queryExecution().analyzed().toString())
+    explained = str(df._explain_string(extended=True))
+    return explained.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized")[0]
 
 
 def _describe(urls: list[str]) -> InputFiles:

@@ -20,7 +20,6 @@ import resource
 import socket
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,6 +34,7 @@ from sparkdl.errors import CommunicatorError
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
+from sparkdl.launch.rank.tracebacks import describe_exception
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, error_text, pack_error
 
 CONNECT_TIMEOUT_S = 60.0
@@ -214,9 +214,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
     origin = origin_of(error)
     return {
         "error": f"{error_text(error).removesuffix(': ')}{_advice(error)}"[:MAX_ERROR_CHARS],
-        "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__))[
-            -MAX_ERROR_CHARS:
-        ],
+        "traceback": describe_exception(error, max_chars=MAX_ERROR_CHARS),
         "is_consequence": origin in (Origin.ABORTED, Origin.LATE, Origin.LOST),
         "origin": origin.value,
     }

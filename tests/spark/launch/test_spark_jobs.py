@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,20 +61,21 @@ def properties(spark: SparkSession) -> Iterator[Any]:
 
 
 @pytest.mark.any_spark_will_do
-def test_jobs_of_a_fit_are_described_and_share_one_job_group(
+def test_jobs_of_a_fit_are_described_with_the_epoch_and_share_one_job_group(
     spark: SparkSession, frame: DataFrame, properties: Any, tmp_path: Path
 ) -> None:
     told = ToldJobs(spark)
-    make_estimator(tmp_path, epochs=1).fit(frame)
+    make_estimator(tmp_path, epochs=2).fit(frame)
     names = told.names()
     groups = {group for _, group in names}
     assert len(groups) == 1
     assert str(groups.pop()).startswith("sparkdl-")
-    assert [description for description, _ in names] == [
-        "sparkdl fit TorchEstimator: writing rows",
-        "sparkdl fit TorchEstimator: training, 2 ranks",
-        "sparkdl fit TorchEstimator: training, fetching results of 2 ranks",
-    ]
+    written, trained, fetched = [description for description, _ in names]
+    assert written == "sparkdl fit TorchEstimator: writing rows"
+    assert re.fullmatch(
+        r"sparkdl fit TorchEstimator: training, 2 ranks \| epoch 2/2, loss [\d.]+", str(trained)
+    )
+    assert fetched == "sparkdl fit TorchEstimator: training, fetching results of 2 ranks"
     assert properties() == (None, None), "the user's thread has what it had"
 
 

@@ -32,7 +32,7 @@ def prepare(
     folder.mkdir()
     pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=rows_per_group)
     dataset = scan_dataset(str(folder))
-    inputs = prepare_fit(estimator.params_of_fit().learn(dataset), dataset)
+    inputs = prepare_fit(estimator._params_of_fit()._learn(dataset), dataset)
     return inputs.spec, dataset, inputs.signature
 
 

@@ -23,9 +23,9 @@ def make_estimator(**changes):
 
 def learn(estimator, dataset):
     """The inputs of the fit of a ready-made estimator that would go to the ranks, and the signature of its model."""
-    params = estimator.params_of_fit()
-    params.check_values()
-    return prepare_fit(params.learn(dataset), dataset)
+    params = estimator._params_of_fit()
+    params._check_values()
+    return prepare_fit(params._learn(dataset), dataset)
 
 
 def fail(batch):

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TrainingSummary
-from sparkdl.estimators.summary import describe_values
+from sparkdl.estimators.summary import History, describe_values
 from sparkdl.training.history import EpochRecord, RankSeconds
 
 
@@ -83,6 +83,27 @@ def test_values_of_the_models_epoch_are_described_before_those_of_the_last():
     assert TrainingSummary().model_record is None
 
 
+def test_notebooks_show_summary_and_history_as_tables_with_the_models_epoch_in_bold():
+    summary = TrainingSummary(
+        history=(record(1), record(2, metrics={"<x>": 1.0})), model_epoch=2, run_id="<run>"
+    )
+    shown = summary._repr_html_()
+    assert shown.startswith(
+        "<p>2 epochs in 3.0 s and 1.0 s of validation, 200 rows/s; the model is from epoch 2</p>"
+    )
+    first, second = (line for line in shown.split("<tr>") if ">0.5000<" in line and "%" not in line)
+    assert "<th" not in first
+    assert "<td" not in second
+    assert "&lt;x&gt;" in shown
+    assert "&lt;run&gt;" in shown
+    assert "17%" in shown
+    history = History(record(epoch) for epoch in range(1, 101))
+    assert history._repr_html_().count("<tr>") == 22
+    assert "80 earlier" in history._repr_html_()
+    assert history[2] == record(3)
+    assert History()._repr_html_() == TrainingSummary()._repr_html_()
+
+
 def drawn_lines(panel):
     return {line.get_label(): list(line.get_ydata()) for line in panel.lines if line.get_label()[0] != "_"}
 
@@ -105,6 +126,14 @@ def test_a_plot_has_losses_metrics_rate_and_the_use_of_time():
     assert [bar.get_y() for bar in time.containers[3]] == [1.25] * 3
     assert all(panel.lines[-1].get_xdata() == [2, 2] for panel in (loss, metrics, rate, time))
     assert figure.get_suptitle() == "3 epochs, 200 rows/s, model from epoch 2 (dotted)"
+
+
+def test_a_plot_has_an_axis_for_all_shares_and_one_for_each_other_metric():
+    metrics = {"rmse": 20.0, "accuracy": 0.75, "val_rmse": 30.0, "val_auroc": 0.5, "r2": -1.0}
+    figure = TrainingSummary(history=(record(1, metrics=metrics),)).plot()
+    titles = [panel.get_title() for panel in figure.axes]
+    assert titles[:4] == ["loss", "accuracy, auroc", "rmse", "r2"]
+    assert drawn_lines(figure.axes[1]) == {"accuracy": [0.75], "val_auroc": [0.5]}
 
 
 def test_a_plot_without_metrics_and_validation_leaves_their_place_empty(tmp_path):

@@ -36,7 +36,7 @@ def open_run(tmp_path):
 def test_alias_that_the_registry_refuses_is_refused_before_the_fit(alias):
     estimator = make_torch_estimator(registeredModelName="digits", registeredModelAlias=alias)
     with pytest.raises(ParamError, match="The alias of a registered model cannot be"):
-        estimator.check_settings()
+        estimator._check_settings()
     with pytest.raises(ParamError, match="The alias of a registered model cannot be"):
         sparkdl.mlflow.log_model(None, registered_model_name="digits", registered_model_alias=alias)
 
@@ -44,7 +44,7 @@ def test_alias_that_the_registry_refuses_is_refused_before_the_fit(alias):
 @pytest.mark.parametrize("name", REFUSED_NAMES)
 def test_name_that_the_registry_refuses_is_refused_before_the_fit(name):
     for call in (
-        make_torch_estimator(registeredModelName=name).check_settings,
+        make_torch_estimator(registeredModelName=name)._check_settings,
         lambda: sparkdl.mlflow.log_model(None, registered_model_name=name),
         lambda: sparkdl.mlflow.autolog(registered_model_name=name),
     ):
@@ -54,7 +54,7 @@ def test_name_that_the_registry_refuses_is_refused_before_the_fit(name):
 
 def test_empty_name_of_an_experiment_is_refused():
     with pytest.raises(ParamError, match="Param experiment is ' ', an empty name"):
-        make_torch_estimator(experiment=" ").check_settings()
+        make_torch_estimator(experiment=" ")._check_settings()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import pickle
 import sys
@@ -20,7 +21,7 @@ from sparkdl import tracking
 from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel, TrainingSummary
-from sparkdl.estimators.fit.progress import FitListener, ProgressLine
+from sparkdl.estimators.fit.progress import FitListener, Progress
 from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import pip_requirements
@@ -100,7 +101,7 @@ def test_fit_joins_a_run_with_params_and_keeps_its_own_beside_those_of_the_user(
 
 def test_run_has_the_layout_that_the_ranks_chose_and_why_and_that_of_a_restart(tracked, open_run):
     with open_run("on") as run:
-        listener = FitListener(run, ProgressLine(io.StringIO()), list)
+        listener = FitListener(run, Progress(io.StringIO()), list)
         for code in ("Parallelism(data=2)", "Parallelism(shard=2)"):
             listener.handle_event(0, {"kind": "layout", "code": code, "reason": f"{code} is fast."})
     params = mlflow.get_run(run.run_id).data.params
@@ -177,6 +178,27 @@ def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_lat
     assert mlflow.artifacts.load_text(f"runs:/{run.run_id}/reports/said.txt") == "something"
     assert not (tracked / "store" / "unsent-runs").exists()
     assert sparkdl.mlflow.send_kept(tracked / "store") == []
+
+
+def test_a_run_has_the_files_of_the_block_and_says_where_it_is(tracked, open_run):
+    with tracking.runs_with_files({"job.yaml": b"epochs: 3"}), open_run("on", run_name="mine") as run:
+        assert run.place == ""
+        run.flush()
+        assert (
+            run.place
+            == f"MLflow run mine ({run.run_id}): mlflow ui --backend-store-uri sqlite:///{tracked}/mlflow.db"
+        )
+    assert mlflow.artifacts.load_text(f"runs:/{run.run_id}/job.yaml") == "epochs: 3"
+    with open_run("on") as other:
+        other.flush()
+    assert not mlflow.MlflowClient().list_artifacts(other.run_id)
+
+
+def test_notes_of_mlflow_about_its_tables_are_not_shown(tracked, open_run, caplog):
+    with caplog.at_level(logging.INFO), open_run("on") as run:
+        run.flush()
+    assert (tracked / "mlflow.db").is_file()
+    assert not [record for record in caplog.records if record.name.startswith(("mlflow", "alembic"))]
 
 
 def test_a_store_that_comes_back_gets_the_metrics_it_missed(tracked, open_run):

@@ -58,14 +58,14 @@ def test_missing_column_is_named_with_its_param(name):
     changes, message = MISSING[name]
     estimator = make_estimator(**{"labelCol": "label", **changes})
     with pytest.raises(DataError, match=f"Param {message}"):
-        check_columns(estimator, estimator.columns_of_fit(), ["dense", "label"])
+        check_columns(estimator, estimator._columns_of_fit(), ["dense", "label"])
 
 
 def test_existing_columns_and_steps_without_labels_are_accepted():
     estimator = make_estimator()
-    check_columns(estimator, estimator.columns_of_fit(), ["number", "dense", "another"])
+    check_columns(estimator, estimator._columns_of_fit(), ["number", "dense", "another"])
     estimator = make_estimator(labelCol=None, loss=None, trainStep=loss_alone)
-    check_columns(estimator, estimator.columns_of_fit(), ["dense"])
+    check_columns(estimator, estimator._columns_of_fit(), ["dense"])
 
 
 def half(columns):
@@ -258,7 +258,7 @@ def test_columns_are_described_in_the_format_in_which_mlflow_writes_them(tmp_pat
     rows = {"number": [0.5], "dense": [[0.5, 1.5]], "matrix": [[[0.5], [1.5]]]}
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     estimator = make_estimator(featuresCol=["dense", "matrix"])
-    logged = json.loads(describe_dataset(estimator, scan_dataset(str(tmp_path)), None).schema)
+    logged = json.loads(describe_dataset(estimator, scan_dataset(str(tmp_path)), None, None).schema)
     double = types.DataType.double
     kinds = {"number": double, "dense": types.Array(double), "matrix": types.Array(types.Array(double))}
     expected = {name: types.ColSpec(kind, name=name).to_dict() for name, kind in kinds.items()}

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.errors import CheckpointsInUseError
-from sparkdl.estimators.fit.progress import FitListener, ProgressLine, StepSampler
+from sparkdl.estimators.fit.progress import FitListener, Progress, StepSampler
 from sparkdl.tracking import FitRun
 from sparkdl.tracking.start import Switches
 from sparkdl.training.history import EpochRecord, ProgressReporter
@@ -40,11 +40,12 @@ def record(epoch, **metrics):
 
 
 def told(epoch):
-    return epoch, {"loss": 1 / epoch, "val_loss": 0.25, **LOGGED}
+    rates = {f"system/epoch/{name}": value for name, value in LOGGED.items() if name != "learning_rate"}
+    return epoch, {"loss": 1 / epoch, "val_loss": 0.25, "learning_rate": 0.1, **rates}
 
 
 def listening(run, stream=None):
-    return FitListener(run, ProgressLine(stream or io.StringIO()), list)
+    return FitListener(run, Progress(stream or io.StringIO()), list)
 
 
 def reporting(listener):
@@ -92,7 +93,7 @@ def test_an_event_ends_a_fit_that_no_longer_holds_its_folder():
     def check():
         raise CheckpointsInUseError("taken")
 
-    reporter = reporting(FitListener(NotedRun(), ProgressLine(io.StringIO()), check))
+    reporter = reporting(FitListener(NotedRun(), Progress(io.StringIO()), check))
     with pytest.raises(CheckpointsInUseError, match="taken"):
         reporter.epoch(record(1))
 
@@ -105,7 +106,7 @@ def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
     for sample, host in ((0, "here"), (0, "there"), (1, "here"), (0, "here")):  # the last after a restart
         listener.handle_event(1, {"kind": "system", "sample": sample, "metrics": {f"system/{host}/cpu": 1.0}})
     assert run.epochs == [
-        (12, {"step/loss": 0.5, "step/rows_per_s": 9.0}),
+        (12, {"step/loss": 0.5, "system/step/rows_per_s": 9.0}),
         (1, {"system/here/cpu": 1.0}),
         (1, {"system/there/cpu": 1.0}),
         (2, {"system/here/cpu": 1.0}),

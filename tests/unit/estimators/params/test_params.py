@@ -171,7 +171,7 @@ STEP = {"loss": None, "trainStep": max}
 )
 def test_values_that_cannot_work_are_named(changes, message):
     with pytest.raises(ParamError, match=message):
-        make_estimator(**changes).check_values()
+        make_estimator(**changes)._check_values()
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_values_that_cannot_work_are_named(changes, message):
 )
 def test_rows_of_a_step_are_divided_among_the_ranks_that_read_them(parallelism, rows):
     estimator = make_estimator(numWorkers=4, globalBatchSize=32, parallelism=parallelism)
-    estimator.check_values()
+    estimator._check_values()
     assert estimator.getBatchSize() == rows
 
 
 def test_optimizer_class_is_called_with_the_parameters():
-    make_estimator(optimizer=torch.optim.Adam).check_values()
+    make_estimator(optimizer=torch.optim.Adam)._check_values()
     assert isinstance(make_optimizer(torch.optim.Adam, nn.Linear(1, 1)), torch.optim.Adam)
 
 
@@ -199,7 +199,7 @@ def test_decimals_become_doubles_unless_prepare_features_takes_them(tmp_path):
     columns = {"featuresCol": "x", "labelCol": "y", "weightCol": "w", "store": str(tmp_path)}
     assert rows_needed(make_estimator(**columns)).doubles == ("x", "y", "w")
     assert rows_needed(make_estimator(**columns, prepareFeatures=max)).doubles == ("y", "w")
-    assert rows_needed(TorchRegressor(**columns).params_of_fit()).doubles == ("x", "y", "w")
+    assert rows_needed(TorchRegressor(**columns)._params_of_fit()).doubles == ("x", "y", "w")
 
 
 def test_each_of_several_param_maps_has_checkpoints_of_its_own():
@@ -228,7 +228,7 @@ def test_each_of_several_param_maps_has_checkpoints_of_its_own():
 )
 def test_settings_that_contradict_rare_synchronizations_are_refused(params, message):
     with pytest.raises(ParamError, match=message):
-        make_estimator(**{"synchronization": LocalSGD(every=8), **params}).check_settings()
+        make_estimator(**{"synchronization": LocalSGD(every=8), **params})._check_settings()
 
 
 @pytest.mark.parametrize(

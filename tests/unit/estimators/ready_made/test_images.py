@@ -162,7 +162,7 @@ def test_encoded_images_and_images_of_spark_are_prepared_alike(dataset):
 def test_path_of_initial_weights_is_that_of_the_file():
     for weights, path in (("none", None), ("pretrained", None), ("/models/net.pt", "/models/net.pt")):
         estimator = ImageClassifier(featuresCol="encoded", backboneWeights=weights)
-        assert estimator.params_of_fit().path_of_initial_weights() == path
+        assert estimator._params_of_fit()._path_of_initial_weights() == path
 
 
 def test_params_reach_network_and_random_changes(dataset):
@@ -210,7 +210,7 @@ def test_a_backbone_of_a_library_gets_three_channels_of_grey_images(libraries, d
     assert isinstance(backbone.classifier[1], nn.Linear)
     for changes in ({"stageWidths": [4]}, {"dropout": 0.5}):
         with pytest.raises(ParamError, match="the network of Param backbone, .* brings its own"):
-            estimator.copy().setParams(**changes).check_values()
+            estimator.copy().setParams(**changes)._check_values()
     with pytest.raises(DataError, match="takes 3 channels, and the images in column 'spectrum' have 7"):
         learn(estimator.copy().setFeaturesCol("spectrum"), dataset)
 
@@ -328,7 +328,7 @@ def test_single_row_of_another_type_is_refused_with_the_type_of_the_column(datas
 def test_invalid_params_are_refused_before_ranks_start(dataset, column, params, error, message):
     with pytest.raises(error, match=message):
         estimator = ImageClassifier(featuresCol=column, **params)
-        estimator.check_values()
+        estimator._check_values()
         learn(estimator, dataset)
 
 

@@ -204,8 +204,8 @@ def test_first_weights_depend_on_the_seed(dataset):
 
 def test_params_reach_network_and_optimizer(dataset):
     params = {"hiddenSizes": [7], "dropout": 0.25, "learningRate": 0.5, "weightDecay": 0.125}
-    learning = TorchRegressor(featuresCol="vector", labelCol="age", **params).params_of_fit()
-    learned = learning.learn(dataset)
+    learning = TorchRegressor(featuresCol="vector", labelCol="age", **params)._params_of_fit()
+    learned = learning._learn(dataset)
     assert not learning.isSet(learning.model), "what is learned is in the copy alone"
     network = learned.getModel()
     sizes = [getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers]
@@ -213,7 +213,7 @@ def test_params_reach_network_and_optimizer(dataset):
     optimizer = learned.getOptimizer()(network.parameters())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
-    assert learned.further_params().keys() == {"hiddenSizes", "dropout", "weightDecay", "categoricalCols"}
+    assert learned._further_params().keys() == {"hiddenSizes", "dropout", "weightDecay", "categoricalCols"}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_invalid_params_and_columns_are_refused_before_ranks_start(dataset, made
     params = {"featuresCol": "vector", "labelCol": "class", **changes}
     with pytest.raises(error, match=message):
         estimator = made(**params)
-        estimator.check_values()
+        estimator._check_values()
         learn(estimator, dataset)
 
 

@@ -50,7 +50,7 @@ def dataset(tmp_path_factory):
 def test_path_of_initial_weights_is_that_of_the_pretrained_folder():
     for path in (None, "/models/bert"):
         estimator = TextClassifier(featuresCol="text", pretrained=path)
-        assert estimator.params_of_fit().path_of_initial_weights() == path
+        assert estimator._params_of_fit()._path_of_initial_weights() == path
 
 
 def test_vocabulary_is_ordered_by_document_frequency_then_alphabetically(dataset):
@@ -124,9 +124,9 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     dataset, pretrained, tmp_path
 ):
     estimator = TextClassifier(featuresCol="text", labelCol="name", pretrained=pretrained)
-    params = estimator.params_of_fit()
-    params.check_values()
-    params = params.learn(dataset)
+    params = estimator._params_of_fit()
+    params._check_values()
+    params = params._learn(dataset)
     assert params.getOptimizer().keywords["lr"] == 5e-5
     assert params.getLearningRate() == 5e-5
     assert estimator.getLearningRate() == 1e-3
@@ -220,13 +220,13 @@ def test_model_with_keyword_arguments_gets_all_tokenizer_outputs(dataset, pretra
 
 def test_learning_rate_param_applies_to_a_pretrained_model(pretrained):
     estimator = TextClassifier(featuresCol="text", pretrained=pretrained, learningRate=0.5)
-    assert estimator.params_of_fit().getOptimizer().keywords["lr"] == 0.5
+    assert estimator._params_of_fit().getOptimizer().keywords["lr"] == 0.5
 
 
 def test_params_that_a_pretrained_model_defines_are_refused(dataset, pretrained):
     for changes in ({"tokenizer": "words"}, {"embeddingSize": 8}, {"dropout": 0.1}):
         with pytest.raises(ParamError, match=f"Param {next(iter(changes))} is .* brings its own"):
-            TextClassifier(pretrained=pretrained, **changes).check_values()
+            TextClassifier(pretrained=pretrained, **changes)._check_values()
     with pytest.raises(ParamError, match="maxLength is 13, .* takes 12 tokens"):
         learned(dataset, pretrained, maxLength=13)
 
@@ -270,7 +270,7 @@ def test_weights_that_do_not_match_their_config_are_refused(dataset, pretrained,
 
 def test_folders_without_a_model_are_refused(dataset, pretrained, tmp_path):
     with pytest.raises(ParamError, match="no config.json .* on the driver.*save_pretrained"):
-        TextClassifier(pretrained=str(tmp_path / "nowhere")).check_values()
+        TextClassifier(pretrained=str(tmp_path / "nowhere"))._check_values()
     (tmp_path / "pretrained" / "config.json").write_text("no JSON")
     with pytest.raises(ParamError, match="loads no tokenizer .*not a valid JSON.*save_pretrained"):
         learned(dataset, pretrained)
@@ -338,7 +338,7 @@ def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ParamError, match="pip install transformers"):
-        TextClassifier(pretrained=str(tmp_path)).check_values()
+        TextClassifier(pretrained=str(tmp_path))._check_values()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
 def test_invalid_params_are_refused_before_ranks_start(dataset, column, params, error, message):
     with pytest.raises(error, match=message):
         estimator = TextClassifier(featuresCol=column, **params)
-        estimator.check_values()
+        estimator._check_values()
         learn(estimator, dataset)
 
 

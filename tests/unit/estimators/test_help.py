@@ -1,0 +1,67 @@
+"""What ``help`` and completion show of estimators and models."""
+
+from __future__ import annotations
+
+import pydoc
+
+import pytest
+from torch import nn
+
+from sparkdl.estimators import TorchClassifier, TorchModel
+from tests.unit.estimators.public_classes import MODELS, make_torch_estimator
+
+
+def test_help_of_a_classifier_begins_with_an_example_and_has_less_than_300_lines():
+    lines = [
+        line.removeprefix(" |  ") for line in pydoc.plain(pydoc.render_doc(TorchClassifier)).splitlines()
+    ]
+    assert len(lines) < 300
+    summary = lines.index("Classifies the rows of a table with a multilayer perceptron.")
+    assert lines[summary + 2] == "Example::"
+    assert "model = classifier.fit(train)" in lines[summary + 5]
+    assert any(line.startswith("fit(") for line in lines)
+    assert not any(line.startswith(("setEpochs(", "_", "epochs =")) for line in lines)
+    assert any(line.strip().startswith("epochs: number of passes") for line in lines)
+
+
+def test_completion_of_an_instance_has_setters_and_explain_param_has_all_of_the_text():
+    estimator = make_torch_estimator()
+    assert {"setEpochs", "getEpochs", "epochs", "fit"} <= set(dir(estimator))
+    text = estimator.explainParam("keepCheckpoints")
+    assert text.startswith("keepCheckpoints: number of the newest checkpoints to keep (> 0)")
+    assert text.endswith("(default: 2)")
+    assert "A rank is lost with its process" in estimator.explainParam(estimator.maxRestarts)
+    assert estimator.explainParams().count("\n") > 60
+
+
+@pytest.fixture(scope="module")
+def model():
+    return MODELS["TorchModel"]()
+
+
+def test_a_model_has_only_setters_with_an_effect(model):
+    setters = {name for name in dir(model) if name.startswith("set")}
+    assert setters == {
+        "set",
+        "setParams",
+        "setFeaturesCol",
+        "setLabelCol",
+        "setPredictionBatchSize",
+        "setPredictionCol",
+        "setPredictionType",
+        "setProbabilityCol",
+        "setRawPredictionCol",
+    }
+    assert not hasattr(model, "setEpochs")
+    with pytest.raises(AttributeError, match=r"TorchModel has no setEpochs: .* Set it on the estimator"):
+        model.setEpochs(3)
+    assert model.setPredictionCol("p").getPredictionCol() == "p"
+    assert model.getEpochs() == model.getOrDefault("epochs")
+
+
+def test_a_notebook_shows_a_model_as_a_table(model):
+    shown = model._repr_html_()
+    assert shown.startswith("<strong>TorchModel</strong><table>")
+    assert f"{type(model.module).__name__}, " in shown
+    assert isinstance(model, TorchModel)
+    assert isinstance(model.module, nn.Module)

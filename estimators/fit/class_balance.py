@@ -102,7 +102,7 @@ def balance_classes(
     counts = np.zeros(classes.count)
     repeated = np.zeros((len(dataset.row_counts), classes.count + 1), np.int64)
     for row_group, numbers, weights in _labels_by_row_group(
-        dataset, classes, training, None if is_resampled else params.weight_column()
+        dataset, classes, training, None if is_resampled else params._weight_column()
     ):
         counts += np.bincount(numbers, weights, minlength=classes.count + 1)[: classes.count]
         repeated[row_group] += np.bincount(numbers, minlength=classes.count + 1)

@@ -174,12 +174,12 @@ def test_weights_that_fit_no_class_are_refused(unequal, changes, message):
 )
 def test_weights_that_cannot_work_are_refused_before_rows_are_read(given, message):
     with pytest.raises((ParamError, TypeError), match=message):
-        make_estimator(classWeights=given).check_values()
+        make_estimator(classWeights=given)._check_values()
 
 
 def test_step_of_the_user_weighs_rows_itself():
     with pytest.raises(ParamError, match="Params sampling and trainStep are both set"):
-        make_estimator(loss=None, trainStep=lambda model, batch: 0, sampling="balanced").check_values()
+        make_estimator(loss=None, trainStep=lambda model, batch: 0, sampling="balanced")._check_values()
 
 
 def test_weights_are_saved_with_the_estimator(tmp_path):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.torch_estimator import TorchEstimator
     from sparkdl.estimators.torch_model import TorchModel
-    from sparkdl.training.callbacks import Callback, FitContext
+    from sparkdl.training.callbacks import Callback, FitContext, TensorBoard, TorchProfiler
 
 # Each name imports its module on first use: importing pyspark.ml and pandas takes more than half a second.
 _MODULES = {
@@ -35,11 +35,13 @@ _MODULES = {
     "LanguageModelModel": "sparkdl.estimators.ready_made.language",
     "PerplexityEvaluator": "sparkdl.estimators.ready_made.language_evaluator",
     "RegressionEvaluation": "sparkdl.estimators.evaluation",
+    "TensorBoard": "sparkdl.training.callbacks",
     "TextClassifier": "sparkdl.estimators.ready_made.text",
     "TorchClassificationModel": "sparkdl.estimators.ready_made.estimator",
     "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
     "TorchEstimator": "sparkdl.estimators.torch_estimator",
     "TorchModel": "sparkdl.estimators.torch_model",
+    "TorchProfiler": "sparkdl.training.callbacks",
     "TorchRegressionModel": "sparkdl.estimators.ready_made.estimator",
     "TorchRegressor": "sparkdl.estimators.ready_made.tabular",
     "TrainingSummary": "sparkdl.estimators.summary",
@@ -54,11 +56,13 @@ __all__ = [
     "LanguageModelModel",
     "PerplexityEvaluator",
     "RegressionEvaluation",
+    "TensorBoard",
     "TextClassifier",
     "TorchClassificationModel",
     "TorchClassifier",
     "TorchEstimator",
     "TorchModel",
+    "TorchProfiler",
     "TorchRegressionModel",
     "TorchRegressor",
     "TrainingSummary",

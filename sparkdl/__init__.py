@@ -13,14 +13,19 @@ from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.mlflow import autolog
-    from sparkdl.runner import HorovodRunner, Runner
+    from sparkdl.runner import HorovodRunner, Runner, distributed
 
 __version__ = "0.1.0"
 
-__all__ = ["HorovodRunner", "Runner", "autolog"]
+__all__ = ["HorovodRunner", "Runner", "autolog", "distributed"]
 
 # Loaded on first use: the lower floors are used without the faces.
-_MODULES = {"HorovodRunner": "sparkdl.runner", "Runner": "sparkdl.runner", "autolog": "sparkdl.mlflow"}
+_MODULES = {
+    "HorovodRunner": "sparkdl.runner",
+    "Runner": "sparkdl.runner",
+    "autolog": "sparkdl.mlflow",
+    "distributed": "sparkdl.runner",
+}
 
 
 __getattr__, __dir__ = attributes(__name__, _MODULES)

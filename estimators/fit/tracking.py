@@ -193,6 +193,8 @@ def run_of_fit(
         },
         group=None if nested is None else nested.group,
         wait_s=params.getTrackingTimeoutSeconds(),
+        # A run of its own has a name, and a trial of a search has onEpoch: the first trial is nested as the others are.
+        may_join=params.getRunName() is None and params.getOnEpoch() is None,
         key=run_key_of(checkpoints) if checkpoints is not None and is_tracking(mode) else None,
     )
 

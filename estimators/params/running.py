@@ -360,7 +360,8 @@ class HasTracking(Params):
         check=_check_filled,
     )
     runName, getRunName, setRunName = optional(
-        TypeConverters.toString, "name of the MLflow run; default: a name that MLflow chooses"
+        TypeConverters.toString,
+        "name of the MLflow run, which is nested in a run that is active; default: a name that MLflow chooses",
     )
     trackingTimeoutSeconds, getTrackingTimeoutSeconds, setTrackingTimeoutSeconds = param(
         TypeConverters.toFloat,

@@ -159,7 +159,7 @@ class _LearningEstimator(TorchEstimator):
         return self._of._vector_dtype
 
     def _estimator_name(self) -> str:
-        return self._of._estimator_name()
+        return type(self._of).__name__
 
     def _further_params(self) -> dict[str, object]:
         values = self._of.extractParamMap()

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from sparkdl.lazy import attributes
 from sparkdl.runner.horovod_runner import HorovodRunner
 from sparkdl.runner.rank_logging import progress
-from sparkdl.runner.runner import Runner
+from sparkdl.runner.runner import Runner, distributed
 
 if TYPE_CHECKING:
     from sparkdl.checkpoint.training_state import TrainingState
 
-__all__ = ["HorovodRunner", "Runner", "TrainingState", "progress"]
+__all__ = ["HorovodRunner", "Runner", "TrainingState", "distributed", "progress"]
 
 
 # Needs torch, which may not be installed on the driver.

@@ -6,18 +6,18 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import partial, wraps
 from itertools import repeat
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sparkdl.checkpoint.commit_place import SETTING, USER, CommitPlace
 from sparkdl.checks import check_counts
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.files.lease import hold_alone
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.errors import LaunchError, ParamError, did_you_mean
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
@@ -342,3 +342,43 @@ def _attempts_of(setup: RankSetup, lease: SoleLease | None) -> Iterator[RankSetu
         setup = replace(setup, restart_count=setup.restart_count + 1)
         if lease is not None:  # ranks that were wrongly considered lost cannot write any more
             setup = replace(setup, commits=CommitPlace(lease.url, lease.change_name()))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def distributed(**settings: Any) -> Callable[[F], F]:
+    """Return a decorator for a function that is to run on ranks when it is called.
+
+    Example::
+
+        @distributed(num_workers=4)
+        def train(learning_rate):
+            ...
+            return loss
+
+        loss = train(0.1)
+
+    A call returns the value of rank 0, as :meth:`Runner.run` does. The function itself, for a call in this process, is
+    ``train.__wrapped__``.
+
+    Args:
+        settings: settings of a :class:`Runner`.
+
+    Raises:
+        ParamError: if ``settings`` has a name that a Runner does not have.
+    """
+    known = [field.name for field in fields(Runner)]
+    for name in settings:
+        if name not in known:
+            hint = did_you_mean(name, known, otherwise=f"They are: {', '.join(known)}.")
+            raise ParamError(f"A Runner has no setting {name!r}. {hint}")
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return Runner(**settings).run(function, *args, **kwargs)
+
+        return cast("F", run)
+
+    return decorate

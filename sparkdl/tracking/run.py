@@ -92,6 +92,7 @@ class FitRun:
         tags: Mapping[str, str] | None = None,
         group: RunGroup | None = None,
         key: str | None = None,
+        may_join: bool = True,
     ) -> None:
         import mlflow
 
@@ -109,7 +110,7 @@ class FitRun:
             run_name=run_name,
             tags={**(tags or {}), **(self.switches.extra_tags or {})},
             active=_active_run(self.switches) if group is None else group.active,
-            may_join=group is None,
+            may_join=may_join and group is None,
             parent_key=None if group is None else group.key,
             key=key,
         )
@@ -420,6 +421,7 @@ def open_run(
     group: RunGroup | None = None,
     wait_s: float = WAIT_S,
     key: str | None = None,
+    may_join: bool = True,
 ) -> Iterator[FitRun | None]:
     """Open the run of a fit, or join the active run; end the run when the fit ends. None if the fit is not tracked.
 
@@ -437,6 +439,7 @@ def open_run(
         wait_s: seconds to wait for the server at the end, in addition to the time for large uploads.
         key: key of the run that the fit continues, if it still exists and the fit does not join another one; None for a
             new run.
+        may_join: whether the fit may be logged to the active run; otherwise it gets a nested run.
 
     Raises:
         ParamError: if the mode is ``"on"`` and mlflow is not installed.
@@ -446,7 +449,14 @@ def open_run(
         return
     choose_store()
     run = FitRun(
-        store, experiment=experiment, run_name=run_name, wait_s=wait_s, tags=tags, group=group, key=key
+        store,
+        experiment=experiment,
+        run_name=run_name,
+        wait_s=wait_s,
+        tags=tags,
+        group=group,
+        key=key,
+        may_join=may_join,
     )
     status = "FAILED"
     try:

@@ -118,6 +118,120 @@ class Callback:
         """Continue from what :meth:`state_dict` returned."""
 
 
+class TensorBoard(Callback):
+    """Writes losses, metrics and the learning rate of a fit for TensorBoard; rank 0 writes.
+
+    Example::
+
+        TorchEstimator(..., callbacks=[TensorBoard("/shared/runs/digits")]).fit(df)
+
+    After each epoch it writes ``epoch/loss``, ``epoch/val_loss`` and so on, and every few steps ``step/loss``, the loss
+    of rank 0. All have the number of the step as their step. ``Monitor(tensorboard=...)`` writes speed and waiting on
+    the driver instead.
+
+    Args:
+        folder: folder on the host of rank 0, such as one that all hosts share, or a URL that tensorboard can write.
+        every_steps: number of steps between two values of ``step/loss``, each of which waits for a GPU.
+        weights: whether to write histograms of the weights after each epoch.
+
+    Raises:
+        TrainingError: on the rank, if tensorboard is not installed there.
+    """
+
+    def __init__(self, folder: str, *, every_steps: int = 50, weights: bool = False) -> None:
+        self._folder, self._every_steps, self._writes_weights = folder, every_steps, weights
+        self._writer: Any = None
+
+    def on_fit_start(self, context: FitContext) -> None:
+        """Open the folder on rank 0."""
+        if context.rank:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise TrainingError(
+                f"The callback TensorBoard needs tensorboard on the ranks, also in the extra monitor: {error}. Run pip "
+                "install tensorboard there."
+            ) from error
+        self._writer = SummaryWriter(self._folder)
+
+    def on_step_end(self, context: FitContext) -> None:
+        """Write the loss of some steps."""
+        number = _number_of_step(context)
+        if self._writer is not None and context.loss is not None and number % self._every_steps == 0:
+            self._writer.add_scalar("step/loss", float(context.loss), number)
+
+    def on_epoch_end(self, context: FitContext) -> None:
+        """Write the record of the epoch."""
+        if self._writer is None or context.record is None:
+            return
+        number = context.epoch * context.steps_per_epoch
+        values = {**context.record.values, "learning_rate": context.record.learning_rate}
+        for name, value in values.items():
+            self._writer.add_scalar(f"epoch/{name}", value, number)
+        if self._writes_weights:
+            for name, parameter in context.module.named_parameters():
+                self._writer.add_histogram(name, parameter.detach().float().cpu(), number)
+        self._writer.flush()
+
+    def on_fit_end(self, context: FitContext) -> None:
+        """Close the files."""
+        del context
+        if self._writer is not None:
+            self._writer.close()
+
+
+class TorchProfiler(Callback):
+    """Records some steps of each rank with ``torch.profiler``, one file per rank.
+
+    Example::
+
+        TorchEstimator(..., callbacks=[TorchProfiler("/shared/profile", with_stack=True)]).fit(df)
+
+    The files are those of ``torch.profiler.tensorboard_trace_handler``, which https://ui.perfetto.dev opens, too.
+    ``Monitor(trace=...)`` merges all ranks and their communication into one file on the driver instead.
+
+    Args:
+        folder: folder on the hosts of the ranks, such as one that all hosts share.
+        skip: number of steps that are not recorded at the beginning.
+        steps: number of steps that are recorded.
+        options: further arguments of ``torch.profiler.profile``: ``record_shapes``, ``profile_memory``, ``with_stack``
+            and so on.
+    """
+
+    def __init__(self, folder: str, *, skip: int = 10, steps: int = 3, **options: Any) -> None:
+        self._folder, self._skip, self._steps, self._options = folder, skip, steps, options
+        self._profile: Any = None
+
+    def on_fit_start(self, context: FitContext) -> None:
+        """Begin to count steps."""
+        from torch import profiler
+
+        warmup = min(1, self._skip)
+        self._profile = profiler.profile(
+            schedule=profiler.schedule(
+                skip_first=self._skip - warmup, wait=0, warmup=warmup, active=self._steps, repeat=1
+            ),
+            on_trace_ready=profiler.tensorboard_trace_handler(self._folder, f"rank_{context.rank}"),
+            **self._options,
+        )
+        self._profile.start()
+
+    def on_step_end(self, context: FitContext) -> None:
+        """Count a step; write the file after the last recorded one."""
+        del context
+        self._profile.step()
+
+    def on_fit_end(self, context: FitContext) -> None:
+        """Write the file, if the fit has ended before the last recorded step."""
+        del context
+        self._profile.stop()
+
+
+def _number_of_step(context: FitContext) -> int:
+    return (context.epoch - 1) * context.steps_per_epoch + context.step
+
+
 class BestWeights:
     """A copy of the module's state after the best epoch, in host memory; it takes as much memory as the module.
 

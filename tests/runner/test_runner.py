@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl import distributed
 from sparkdl.errors import (
     LaunchError,
     ParamError,
@@ -279,3 +280,20 @@ def test_runner_passes_variables_modules_deadline_and_wire_to_the_ranks():
         "timeout_s": 100.0,
         "sum": 2.0,
     }
+
+
+@distributed(num_workers=2, local=True)
+def add_ranks(offset, *, factor=1):
+    """Sum of the ranks."""
+    import torch
+
+    number = torch.tensor([float(torch.distributed.get_rank())])
+    torch.distributed.all_reduce(number)
+    return offset + factor * int(number)
+
+
+def test_a_call_of_a_distributed_function_runs_on_ranks_and_returns_the_value_of_rank_0():
+    assert add_ranks(10, factor=5) == 15
+    assert (add_ranks.__name__, add_ranks.__doc__) == ("add_ranks", "Sum of the ranks.")
+    with pytest.raises(ParamError, match=r"no setting 'num_worker'. Did you mean num_workers"):
+        distributed(num_worker=2)

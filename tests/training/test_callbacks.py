@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
 import torch
 
 from sparkdl.errors import RankError
-from sparkdl.training.callbacks import Callback, Patience
+from sparkdl.training.callbacks import Callback, Patience, TensorBoard, TorchProfiler
 from sparkdl.training.spec import Goal
 from tests.run_ranks import run_ranks
 from tests.training.scenes.training_scenes import assert_same_weights, make_spec, train_all, write_dataset
@@ -76,3 +77,24 @@ def test_stop_request_of_one_rank_stops_all_and_patience_restores_the_best_weigh
 def test_a_callback_that_fails_on_one_rank_ends_all(dataset):
     with pytest.raises(RankError, match="FailsOnOneRank .* on_epoch_end, epoch 1 on rank 1: Key"):
         run_ranks(2, train_all, [(make_spec(callbacks=(FailsOnOneRank(),)), dataset)])
+
+
+def test_tensorboard_has_losses_and_metrics_of_each_epoch_and_the_profiler_a_file_per_rank(dataset, tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board, profile = tmp_path / "board", tmp_path / "profile"
+    callbacks = (
+        TensorBoard(str(board), every_steps=2, weights=True),
+        TorchProfiler(str(profile), skip=1, steps=2, record_shapes=True),
+    )
+    cases = [(make_spec(callbacks=callbacks, epochs=2), dataset)]
+    records = run_ranks(2, train_all, cases)[0][0].history
+    events = event_accumulator.EventAccumulator(str(board)).Reload()
+    losses = events.Scalars("epoch/loss")
+    assert [event.value for event in losses] == pytest.approx([record.loss for record in records])
+    assert losses[1].step == 2 * losses[0].step
+    assert {"epoch/learning_rate", "step/loss"} <= set(events.Tags()["scalars"])
+    assert events.Tags()["histograms"]
+    files = sorted(path.name for path in profile.iterdir())
+    assert [name.split(".")[0] for name in files] == ["rank_0", "rank_1"]
+    events_of_rank = json.loads((profile / files[0]).read_text())["traceEvents"]
+    assert any(str(event.get("name")).startswith("aten::") for event in events_of_rank)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import sparkdl.mlflow
+from sparkdl.data.spark.input_files import table_of
 from sparkdl.errors import RankError, TrainingError
 from tests.spark.estimators.estimator_examples import (
     LossThatKillsRankOneOnce,
@@ -43,6 +44,10 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert run.info.run_name == "first"
     assert run.data.params["epochs"] == "3"
     assert run.data.params["loss"] == "CrossEntropyLoss"
+    assert run.data.tags["mlflow.note.content"].startswith(
+        "**TorchEstimator** of sparkdl trains `Sequential` with "
+    )
+    assert not [name for name in run.data.tags if name.startswith("sparkdl.run")]
     logged = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
     assert [(metric.step, metric.value) for metric in logged] == [
         (record.epoch, record.loss) for record in model.history
@@ -58,6 +63,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     (trained_on,) = run.inputs.dataset_inputs
     assert json.loads(trained_on.dataset.profile)["num_rows"] == frame.count()
     assert len(trained_on.dataset.digest) == 32
+    assert (trained_on.dataset.name, trained_on.dataset.source_type) == ("DataFrame", "code")
     assert {each.key: each.value for each in trained_on.tags} == {"mlflow.data.context": "training"}
     client = mlflow.MlflowClient()
     assert {each.path for each in client.list_artifacts(run.info.run_id, "reports")} == {
@@ -84,6 +90,22 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     with open(requirements, encoding="utf-8") as file:
         names = {line.split("==")[0].strip() for line in file}
     assert names == {"cloudpickle", "mlflow", "numpy", "pandas", "safetensors", "torch"}
+
+
+@pytest.mark.slow_elsewhere
+def test_trials_in_a_run_are_all_nested_under_the_name_of_their_table(spark, frame, tracked):
+    frame.createOrReplaceTempView("digits_of_trials")
+    estimator = make_estimator(tracked, tracking="on", epochs=1, onEpoch=lambda record: None)
+    with mlflow.start_run() as search:
+        fitted = estimator.fit(spark.table("digits_of_trials").where("digit >= 0"))
+    run = mlflow.get_run(fitted.summary.run_id)
+    assert run.data.tags["mlflow.parentRunId"] == search.info.run_id
+    (trained_on,) = run.inputs.dataset_inputs
+    assert trained_on.dataset.name == "digits_of_trials"
+    assert json.loads(trained_on.dataset.source) == {"table_name": "digits_of_trials"}
+    assert table_of(frame) is None
+    joined = spark.table("digits_of_trials").join(spark.range(3), "id", "left_anti")
+    assert table_of(joined) is None
 
 
 def _files_in(folder):
@@ -115,7 +137,7 @@ def test_run_of_a_resumed_or_restarted_or_finished_fit_has_every_epoch_once(fram
         for name, values in (
             ("loss", [record.loss for record in model.history]),
             ("val_loss", [record.metrics["val_loss"] for record in model.history]),
-            ("validation_s", [record.validation_s for record in model.history]),
+            ("system/epoch/validation_s", [record.validation_s for record in model.history]),
         ):
             logged = mlflow.MlflowClient().get_metric_history(model.summary.run_id, name)
             assert [(metric.step, metric.value) for metric in logged] == list(enumerate(values, start=1))

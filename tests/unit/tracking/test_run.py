@@ -76,6 +76,12 @@ def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked
         with open_run("on") as second:
             second.log_params({"epochs": 2})
         assert mlflow.active_run().info.run_id == outer.info.run_id
+        with open_run("on", run_name="trial", may_join=False) as trial:
+            trial.log_params({"epochs": 3})
+    with mlflow.start_run() as search, open_run("on", may_join=False) as first_trial:
+        pass
+    for nested, parent in ((trial, outer), (first_trial, search)):
+        assert mlflow.get_run(nested.run_id).data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert first.run_id == outer.info.run_id
     assert second.run_id != outer.info.run_id
     assert mlflow.get_run(second.run_id).data.tags["mlflow.parentRunId"] == outer.info.run_id

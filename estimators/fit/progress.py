@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -218,9 +219,17 @@ def open_progress(*, is_shown: bool, log_format: str = "text") -> Progress:
     if is_in_notebook():
         # Notebooks show stderr in red.
         return BarProgress(sys.stdout, in_notebook=True) if is_shown else Progress(sys.stdout, is_shown=False)
-    if is_shown and sys.stderr.isatty():
+    if is_shown and _has_columns(sys.stderr):
         return BarProgress(sys.stderr, in_notebook=False)
     return Progress(sys.stderr, is_shown=is_shown)
+
+
+def _has_columns(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows its width, without which there is no bar."""
+    try:
+        return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):  # such as a stream in memory
+        return False
 
 
 def _step_text(event: Mapping[str, Any]) -> str:
@@ -336,7 +345,7 @@ class FitListener:
         elif kind == "step" and self._sampler.is_due(time.monotonic()):
             step = (int(event["epoch"]) - 1) * int(event["steps"]) + int(event["step"])
             values = {
-                "step/loss": float(event["loss"]),
+                "step_loss": float(event["loss"]),
                 f"{SYSTEM}step/rows_per_s": float(event["rows_per_s"]),
             }
             self.log_metrics(step, values)

@@ -265,7 +265,8 @@ def log_reports(
     if worlds:
         run.log_file("reports/worlds.json", _as_json(worlds))
     if communication is not None:
-        run.log_metrics(len(history), communication.reports[0].as_metrics(f"{SYSTEM}communication"))
+        counts = communication.reports[0].as_metrics()
+        run.log_metrics(len(history), {f"{SYSTEM}{name}": value for name, value in counts.items()})
         run.log_file("reports/communication.txt", f"{communication}\n".encode())
         run.log_file("reports/communication.json", _as_json(communication.as_dict()))
     feed = [

@@ -59,7 +59,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     names = {name.rpartition("/")[2] for name in run.data.metrics if name.startswith("system/")}
     assert {"cpu_utilization_percentage", "system_memory_usage_megabytes"} <= names
     assert socket.gethostname() in {name.split("/")[1] for name in run.data.metrics if "system/" in name}
-    assert {"step/loss", "system/communication/world/allreduce/count"} <= set(run.data.metrics)
+    assert {"step_loss", "system/communication/world/allreduce/count"} <= set(run.data.metrics)
     (trained_on,) = run.inputs.dataset_inputs
     assert json.loads(trained_on.dataset.profile)["num_rows"] == frame.count()
     assert len(trained_on.dataset.digest) == 32

@@ -106,7 +106,7 @@ def test_steps_are_numbered_within_the_fit_and_system_metrics_by_host():
     for sample, host in ((0, "here"), (0, "there"), (1, "here"), (0, "here")):  # the last after a restart
         listener.handle_event(1, {"kind": "system", "sample": sample, "metrics": {f"system/{host}/cpu": 1.0}})
     assert run.epochs == [
-        (12, {"step/loss": 0.5, "system/step/rows_per_s": 9.0}),
+        (12, {"step_loss": 0.5, "system/step/rows_per_s": 9.0}),
         (1, {"system/here/cpu": 1.0}),
         (1, {"system/there/cpu": 1.0}),
         (2, {"system/here/cpu": 1.0}),

@@ -278,7 +278,8 @@ def _as_mapping(value: Any, override: Override, path: tuple[str, ...]) -> dict[s
 
 def write_tree(content: Mapping[str, Any]) -> str:
     """Return values that JSON can hold as YAML."""
-    text, yaml = io.StringIO(), YAML(typ="safe", pure=True)
+    text = io.StringIO()
+    yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.sort_base_mapping_type_on_output = False, False
     yaml.dump(dict(content), text)
     return text.getvalue()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.yaml_tree import SECTIONS, Position, apply_overrides, read_override, read_tree
+from sparkdl.jobs.yaml_tree import SECTIONS, Position, apply_overrides, read_override, read_tree, write_tree
 from tests.unit.jobs.job_files import JOB
 
 FILE = Position("job.yaml")
@@ -198,3 +198,14 @@ def test_invalid_arguments_are_quoted_in_errors(argument: str, message: str) -> 
     with pytest.raises(JobFileError) as caught:
         changed(argument)
     assert str(caught.value).startswith(message)
+
+
+def test_written_values_are_read_again_in_their_order():
+    content = {
+        "model": "TorchClassifier",
+        "params": {"hiddenSizes": [8, 3], "epochs": 3, "rate": 1e-3, "a": None},
+    }
+    content |= {"tracking": "off", "output": "yes: no"}
+    text = write_tree(content)
+    assert plain(text) == content
+    assert list(plain(text)) == list(content)

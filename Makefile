@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | wheel | docs | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
+# make setup | demo | test | lint | bench | wheel | release | docs | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -12,7 +12,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.tx
 TEST_PARTS := test-without-spark test-spark-local test-spark-connect test-spark-cluster
 ALL_PARTS := $(TEST_PARTS) test-native
 
-.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel docs test-native-sanitizers bench impi lint hooks format clean requirements
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel release docs test-native-sanitizers bench impi lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -133,6 +133,17 @@ wheel: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --wheel --no-isolation --outdir build/wheel .
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 	@ls dist/*.whl
+
+# What is uploaded to the package index from a machine of this kind: the sdist, and the wheel of this Python. They are checked, and
+# the demo runs from the wheel in an environment that has nothing else, in a folder without this checkout.
+release: wheel
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --sdist --no-isolation --outdir dist .
+	@$(BIN)/twine check --strict dist/*
+	@rm -rf build/release && $(PYTHON) -m venv build/release/environment
+	@build/release/environment/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		"$$(echo dist/*.whl)[train,mlflow]" scikit-learn
+	@cd build/release && env -u PYTHONPATH environment/bin/sparkdl demo
+	@ls dist/*
 
 # The documentation as a site, with the reference that is made from the code; a broken link is an error.
 docs: setup

@@ -9,12 +9,18 @@ import sys
 import threading
 from pathlib import Path
 from subprocess import CalledProcessError
+from typing import TYPE_CHECKING, NoReturn
 
 from sparkdl.checks import check_counts
 from sparkdl.collective import TRANSPORTS, WIRES, check_timeout
 from sparkdl.collective.job import TIMEOUT_S, TRANSPORT, WIRE
-from sparkdl.errors import ParamError, RankError
+from sparkdl.collective.torchrun_variables import variables_of_slurm
+from sparkdl.cores import thread_variables, threads_of_local_rank
+from sparkdl.errors import LaunchError, ParamError, RankError
 from sparkdl.launch.local_launch import run_program_on_local_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _DESCRIPTION = """\
 Starts COMMAND once for each rank on this machine and prefixes its output with the number of the rank. Scripts for
@@ -25,6 +31,9 @@ these, a warning says so at the end.
 A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to --threads, or to
 each rank's share of the cores unless it is set already.
 When a rank fails, all are ended, and its exit status is that of this command.
+
+As one of several tasks of SLURM's srun, and without -n, this command is one rank: it sets the variables of torchrun
+from those of SLURM, and becomes COMMAND.
 
 With --min or --max the run is elastic: it continues without ranks that are lost, as long as --min are left, and starts
 others in their place. COMMAND is then a Python script. A script that has a sparkdl.runner.TrainingState, or whose
@@ -135,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
 def _run_together(options: argparse.Namespace) -> int:
     if options.max_restarts is not None:
         raise ParamError("--max-restarts is for ranks that come and go: give --min or --max as well.")
+    slurm = variables_of_slurm(os.environ) if options.ranks is None else {}
     num_ranks = 2 if options.ranks is None else options.ranks
     check_counts(least=1, **{"--ranks": num_ranks})
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -145,6 +155,8 @@ def _run_together(options: argparse.Namespace) -> int:
         return 2
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
+    if slurm:
+        _become_rank(command, options, slurm)
     have_met = threading.Event()
     try:
         run_program_on_local_ranks(
@@ -169,6 +181,16 @@ def _run_together(options: argparse.Namespace) -> int:
     if num_ranks > 1 and not have_met.is_set():
         print(_UNCONNECTED.format(num_ranks), file=sys.stderr)
     return 0
+
+
+def _become_rank(command: list[str], options: argparse.Namespace, variables: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the rank of a task of SLURM, whose srun ends the others if it fails."""
+    threads = options.threads or threads_of_local_rank(int(variables["LOCAL_WORLD_SIZE"]))
+    choices = {TRANSPORT: options.transport, WIRE: options.wire, TIMEOUT_S: str(options.timeout)}
+    try:
+        os.execvpe(command[0], command, {**os.environ, **thread_variables(threads), **choices, **variables})
+    except OSError as error:
+        raise LaunchError(f"The program {command[0]!r} cannot be started: {error.strerror}.") from error
 
 
 class _Printer:

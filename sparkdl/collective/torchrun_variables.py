@@ -1,4 +1,4 @@
-"""Environment variables of ``torchrun``, as set for the ranks of sparkdl and as set by ``torchrun`` itself.
+"""Environment variables of ``torchrun``, for the ranks of sparkdl, of ``torchrun`` itself, and of SLURM.
 
 Every rank of sparkdl has them in addition to sparkdl's own variables, so that programs that read ``RANK``,
 ``LOCAL_RANK`` or ``MASTER_ADDR`` need no change. :mod:`sparkdl.torch.registration` opens communicators in processes
@@ -12,6 +12,8 @@ import re
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from sparkdl.errors import LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +41,18 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
 )
 """Variables that describe the position of a rank; set by ``torchrun`` and by :func:`torchrun_variables`."""
+
+_SLURM_VARIABLES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+_SLURM_PORTS = range(10_000, 30_000)
+"""Ports of rank 0 in SLURM's jobs; systems choose ports by themselves from above this range."""
 
 _OWN_RUN = re.compile(r"sparkdl:\d+")
 """The run ids of sparkdl's jobs; users choose those of ``torchrun``, such as ``sparkdl-7``."""
@@ -138,6 +152,48 @@ def as_single_rank() -> Iterator[None]:
         yield
     finally:
         _trials.end()
+
+
+def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``torchrun`` for a task of SLURM's ``srun``; empty if it is no task, or the only one.
+
+    Rank 0 is on the first host of the step. Its port follows from the job's id, so that jobs on one host differ, unless
+    ``MASTER_PORT`` is set.
+
+    Raises:
+        LaunchError: if some of SLURM's variables are missing.
+    """
+    num_tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if num_tasks == "1" or "SLURM_PROCID" not in environ:
+        return {}
+    missing = [name for name in _SLURM_VARIABLES if name not in environ]
+    if missing:
+        raise LaunchError(f"This is a task of SLURM, and {', '.join(missing)} is not set. Start it by srun.")
+    job, step, rank, local_rank, host, nodes, counts = (environ[name] for name in _SLURM_VARIABLES)
+    # Such as 2(x3),1: three hosts with two tasks, then one with one.
+    tasks = [
+        count for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts) for _ in range(int(times or 1))
+    ]
+    # Such as gpu[03-05,9],big1: the first number of brackets belongs to the first host.
+    first_host = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).partition(",")[0]
+    values = (
+        rank,
+        num_tasks,
+        local_rank,
+        tasks[int(host)],
+        host,
+        len(tasks),
+        rank,
+        num_tasks,
+        "default",
+        environ.get("MASTER_ADDR") or first_host,
+        environ.get("MASTER_PORT") or _SLURM_PORTS[(int(job) + 97 * int(step)) % len(_SLURM_PORTS)],
+        f"slurm-{job}.{step}",
+        0,
+        0,
+        False,
+    )
+    return dict(zip(TORCHRUN_VARIABLES, map(str, values), strict=True))
 
 
 def is_torchruns(environ: Mapping[str, str]) -> bool:

@@ -69,6 +69,13 @@ def test_wheel_requires_no_package_that_a_cluster_provides(python_wheel: Path) -
     ]
 
 
+def test_package_index_takes_the_metadata(sdist: Path, python_wheel: Path) -> None:
+    pytest.importorskip("twine", reason="twine is not installed")
+    run(sys.executable, "-m", "twine", "check", "--strict", sdist, python_wheel)
+    classifiers = [line for line in metadata_of(python_wheel) if line.startswith("Classifier: ")]
+    assert "Classifier: Programming Language :: Python :: 3.13" in classifiers
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_wheel_differs_from_the_python_wheel_only_by_the_extension(wheel: Path, python_wheel: Path) -> None:

@@ -1,0 +1,95 @@
+"""Every Python example of the documentation runs: here those that need no Spark session.
+
+``tests/spark/docs`` has the pages whose examples do, ``tests/cli/test_readme.py`` the README and the page of trainers.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.docs.snippets import PAGES, examples_of, run_examples
+from tests.launchers import run
+from tests.run_ranks import run_ranks
+from tests.spark.docs.test_snippets_on_spark import PAGES_ON_SPARK
+
+if TYPE_CHECKING:
+    from tests.run_ranks import RankEnvironment
+
+RUN_BY_THE_TESTS_OF_THE_README = {"README.md", "trainers.md"}
+
+# Scripts, by page: how many examples of the page belong to it, and the number of ranks that `sparkdl run` starts, 0 for
+# a script that starts its ranks itself.
+SCRIPTS = {
+    "horovod.md": (1, 2, "loss"),
+    "parallelism.md": (2, 2, "loss"),
+    "runner.md": (1, 0, "30.0"),
+    "torchdistributor.md": (1, 0, "loss:"),
+}
+IN_PROCESS = ("blending.md", "feed.md", "planner.md")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if examples_of(page)], ids=lambda page: page.name)
+def test_examples_can_be_compiled_and_import_what_there_is(page: Path) -> None:
+    for line, text in examples_of(page):
+        tree = ast.parse("\n" * line + text, str(page))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sparkdl"):
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{page.name}:{node.lineno}: {alias.name}"
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name.startswith("sparkdl"):
+                        importlib.import_module(alias.name)
+
+
+def test_every_page_with_examples_is_run_by_a_test() -> None:
+    with_examples = {page.name for page in PAGES if examples_of(page)}
+    run_here = {*SCRIPTS, *IN_PROCESS, "communication.md"}
+    assert with_examples == RUN_BY_THE_TESTS_OF_THE_README | run_here | set(PAGES_ON_SPARK)
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_examples_without_spark_run(name: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    numbers = {column: rng.random(3000, np.float32) for column in ("a", "b", "c", "x", "y")}
+    for folder in ("bucket/rows", "data/web", "data/books", "data/tokens"):
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(pa.table(numbers), tmp_path / folder / "part-0.parquet", row_group_size=500)
+    tokens = [rng.integers(1, 99, length).tolist() for length in rng.integers(5, 300, 500)]
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "data" / "tokens" / "part-0.parquet")
+    run_examples(name, tmp_path, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_examples_that_are_scripts_run(name: str, tmp_path: Path) -> None:
+    number, num_ranks, printed = SCRIPTS[name]
+    page = next(page for page in PAGES if page.name == name)
+    source = "\n".join(text for _, text in examples_of(page)[:number])
+    (tmp_path / "script.py").write_text(source.replace("/shared/", f"{tmp_path}/").replace("10_000", "500"))
+    launcher = [sys.executable, "-m", "sparkdl.cli", "run", "-n", str(num_ranks), "--"] if num_ranks else []
+    done = run([*launcher, sys.executable, "script.py"], cwd=tmp_path, variables={})
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout
+
+
+def test_examples_of_a_communicator_run(tmp_path: Path) -> None:
+    run_ranks(2, communicate, str(tmp_path))
+    assert (tmp_path / "timeline.json").stat().st_size > 0
+
+
+def communicate(environment: RankEnvironment, folder: str) -> Any:
+    with environment.communicator() as communicator:
+        communicator.allreduce(np.ones(4))
+        changes = {"timeline.json": f"{folder}/timeline.json"}
+        run_examples("communication.md", Path(folder), {"communicator": communicator}, changes)

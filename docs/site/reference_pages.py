@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import sys
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -151,7 +152,9 @@ def _package_page(package: str, title: str) -> str:
     ]
     names = [name for name in names if not name.startswith("_")]
     block = _documented(package, names, show_root_heading="false", show_root_toc_entry="false")
-    return f"# {package}\n\n{title}.\n\n{block}"
+    # What has the name of its module is found there alone.
+    hidden = [f"{package}.{name}.{name}" for name in names if f"{package}.{name}" in sys.modules]
+    return "\n".join([f"# {package}\n\n{title}.\n\n{block}", *(_documented(path, []) for path in hidden)])
 
 
 def _command_page() -> str:

@@ -27,6 +27,8 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 from notebook_pages import page_of_notebook, tutorials_page  # noqa: E402 - found by the path above
 from reference_pages import reference_pages  # noqa: E402
 
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
 # The files of the repository outside of docs/ that are pages of the site, by their path in the repository.
 PLACES = {
     "README.md": "index.md",
@@ -46,8 +48,9 @@ def on_config(config: MkDocsConfig) -> None:
     python = config.plugins["mkdocstrings"].config["handlers"]["python"]
     python["options"]["extensions"] = [str(HERE / "docstring_roles.py")]
     config.extra["pages"] = pages = reference_pages()
-    (reference,) = [entry["Reference"] for entry in config.nav if "Reference" in entry]
-    for entry in reference:
+    parts = {title: entries for part in config.nav for title, entries in part.items()}
+    parts["Tutorials"] += [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]
+    for entry in parts["Reference"]:
         for title in entry if isinstance(entry, dict) else ():
             folder = f"reference/{title.lower()}/"
             entry[title] = [path for path in pages if path.startswith(folder)]
@@ -56,9 +59,8 @@ def on_config(config: MkDocsConfig) -> None:
 @event_priority(100)
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages that are made from the code, from notebooks and from files of the top folder."""
-    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    pages: dict[str, str | bytes] = {**config.extra["pages"], "tutorials.md": tutorials_page(notebooks)}
-    for notebook in notebooks:
+    pages: dict[str, str | bytes] = {**config.extra["pages"], "tutorials.md": tutorials_page(NOTEBOOKS)}
+    for notebook in NOTEBOOKS:
         pages |= page_of_notebook(notebook)
     for name, place in PLACES.items():
         if name.endswith(".md") and place != "index.md":

@@ -153,7 +153,9 @@ def _package_page(package: str, title: str) -> str:
     names = [name for name in names if not name.startswith("_")]
     block = _documented(package, names, show_root_heading="false", show_root_toc_entry="false")
     # What has the name of its module is found there alone.
-    hidden = [f"{package}.{name}.{name}" for name in names if f"{package}.{name}" in sys.modules]
+    hidden = [
+        f"{package}.{name}.{name}" for name in names if hasattr(sys.modules.get(f"{package}.{name}"), name)
+    ]
     return "\n".join([f"# {package}\n\n{title}.\n\n{block}", *(_documented(path, []) for path in hidden)])
 
 

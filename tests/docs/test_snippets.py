@@ -1,6 +1,6 @@
 """Every Python example of the documentation runs: here those that need no Spark session.
 
-``tests/spark/docs`` has the pages whose examples do, ``tests/cli/test_readme.py`` the README and the page of trainers.
+``tests/spark/docs`` has the pages whose examples do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tests.spark.docs.test_snippets_on_spark import PAGES_ON_SPARK
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
-RUN_BY_THE_TESTS_OF_THE_README = {"README.md", "trainers.md"}
+RUN_BY_OTHER_TESTS = {"README.md", "trained_elsewhere.md", "trainers.md"}
+"""Pages whose own tests, in ``tests/cli/test_readme.py`` and ``tests/spark/models``, run their examples."""
 
 # Scripts, by page: how many examples of the page belong to it, and the number of ranks that `sparkdl run` starts, 0 for
 # a script that starts its ranks itself.
@@ -55,7 +56,7 @@ def test_examples_can_be_compiled_and_import_what_there_is(page: Path) -> None:
 def test_every_page_with_examples_is_run_by_a_test() -> None:
     with_examples = {page.name for page in PAGES if examples_of(page)}
     run_here = {*SCRIPTS, *IN_PROCESS, "communication.md"}
-    assert with_examples == RUN_BY_THE_TESTS_OF_THE_README | run_here | set(PAGES_ON_SPARK)
+    assert with_examples == RUN_BY_OTHER_TESTS | run_here | set(PAGES_ON_SPARK)
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)

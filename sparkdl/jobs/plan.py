@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cores import in_threads, threads_of_local_rank, usable_cores
-from sparkdl.data.dataset.footers import url_for_spark
+from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
@@ -54,7 +54,7 @@ def open_rows(job: TrainingJob, spark: SparkSession) -> DataFrame:
             if source.kind == "table":
                 frame = spark.table(str(source.value))
             elif source.kind == "parquet":
-                frame = spark.read.parquet(*map(url_for_spark, source.value))
+                frame = spark.read.parquet(*(url for path in source.value for url in urls_for_spark(path)))
             else:
                 frame = spark.sql(str(source.value))
             frame.columns  # noqa: B018 - makes Spark Connect analyze it

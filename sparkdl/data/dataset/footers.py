@@ -29,6 +29,7 @@ from sparkdl.data.dataset.arrow import (
 )
 from sparkdl.data.dataset.column_chunks import ColumnChunk, parse_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, folder_values, missing_column_error
+from sparkdl.data.dataset.delta_tables import files_of_delta, is_delta_table
 from sparkdl.data.dataset.row_group_file import RowGroupFile, is_damage
 from sparkdl.data.dataset.table_logs import refuse_tables
 from sparkdl.data.files.changed_files import version_of
@@ -61,11 +62,14 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
 
     Raises:
         DataError: if there are none; the message says whether the folder exists, and what it holds instead. Or if the
-            folder belongs to a table whose log says which files and rows are valid.
+            folder belongs to a table whose log says which files and rows are valid, other than a Delta table all rows
+            of whose files are valid.
         StoreAccessError: if the filesystem cannot be read.
     """
     with reading_from(url):
         paths = _paths_below(location)
+        if is_delta_table(location):
+            return files_of_delta(location, url)
         refuse_tables(location.filesystem, location.path, url, paths)
         files = _data_files(paths)
         if not files:
@@ -78,11 +82,12 @@ def list_parquet_files(location: Location) -> list[str]:
     return _data_files(_paths_below(location))
 
 
-def url_for_spark(url: str) -> str:
-    """Return the URL under which Spark's reader of plain Parquet finds a file or folder.
+def urls_for_spark(url: str) -> list[str]:
+    """Return the URLs under which Spark's reader of plain Parquet finds a file, a folder, or a Delta table's files.
 
     Raises:
-        DataError: if it is a folder that belongs to a table whose log says which files and rows are valid.
+        DataError: if it is a folder that belongs to a table whose log says which files and rows are valid, other than a
+            Delta table all rows of whose files are valid.
     """
     try:
         location = open_location(url)
@@ -96,11 +101,16 @@ def url_for_spark(url: str) -> str:
         )
         folders = [path for path in matches if not filesystem.isfile(path)]
         paths = {folder: _paths_below(replace(location, path=folder)) for folder in folders}
+        is_delta = not has_pattern and is_delta_table(location)
     except Exception:  # Spark alone has the plugin or the credentials for the filesystem
-        return url
+        return [url]
+    root = url if location.is_local else location.spark_url
+    if is_delta:
+        files = files_of_delta(location, url, without_partitions=True)
+        return [f"{root.rstrip('/')}/{path}" for path in files]
     for folder, below in paths.items():
         refuse_tables(filesystem, folder, url, below)
-    return url if location.is_local else location.spark_url
+    return [root]
 
 
 def _without_braces(pattern: str) -> list[str]:

@@ -28,7 +28,7 @@ _SYSTEMS = {
 _NUM_THREADS = 16
 
 
-def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = ()) -> None:
+def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (), *, why: str = "") -> None:
     """Check that a folder is no table with a log, is not inside of one, and has none inside.
 
     Args:
@@ -36,6 +36,7 @@ def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (
         path: path of the folder on it.
         url: the folder as the user spells it, for the message.
         paths: paths of the files below the folder, relative to it.
+        why: sentence that says why the table cannot be read in place.
 
     Raises:
         DataError: if there is a log; the message names it, and how to read the table.
@@ -44,10 +45,13 @@ def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (
     if logs:
         log_folder, _, name = logs[0].rpartition("/")
         table, reader = _SYSTEMS[name]
+        advice = (
+            f"Read it with Spark, {reader}, and give the DataFrame to fit or sparkdl.data.materialize. To read files "
+            "as they are, name them: scan_dataset(folder, paths=[...])."
+        )
         raise DataError(
             f"{url} cannot be read as plain Parquet: {log_folder} is {table}, and its log ({name}) says which files "
-            f"and rows are valid. Read it with Spark, {reader}, and give the DataFrame to fit or "
-            "sparkdl.data.materialize. To read files as they are, name them: scan_dataset(folder, paths=[...])."
+            f"and rows are valid. {' '.join(filter(None, [why, advice]))}"
         )
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetFeed, scan_dataset
-from sparkdl.data.dataset.footers import url_for_spark
+from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
 
@@ -45,7 +45,7 @@ def batch_reader(url: str) -> Any:
     return make_batch_reader(f"file://{url}", workers_count=1)
 
 
-@pytest.mark.parametrize("read", [feed, scan_dataset, url_for_spark, batch_reader])
+@pytest.mark.parametrize("read", [feed, scan_dataset, urls_for_spark, batch_reader])
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("part", ["", "data", "data/day=1"])
 def test_a_folder_of_a_table_with_a_log_is_refused(tmp_path: Path, read: Any, log: str, part: str) -> None:
@@ -57,12 +57,12 @@ def test_a_folder_of_a_table_with_a_log_is_refused(tmp_path: Path, read: Any, lo
 @pytest.mark.parametrize("log", LOGS)
 def test_a_folder_that_holds_such_a_table_is_refused(tmp_path: Path, log: str) -> None:
     table = write_table(tmp_path / "lake" / "table", log)
-    for read in (feed, url_for_spark):
+    for read in (feed, urls_for_spark):
         with pytest.raises(DataError, match=f"{table} is {LOGS[log]}"):
             read(str(tmp_path / "lake"))
     for pattern in ("*", "t*", "{table,other}"):
         with pytest.raises(DataError, match=f"{table} is {LOGS[log]}"):
-            url_for_spark(str(tmp_path / "lake" / pattern))
+            urls_for_spark(str(tmp_path / "lake" / pattern))
 
 
 def test_files_that_are_named_are_read_as_they_are(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_files_that_are_named_are_read_as_they_are(tmp_path: Path) -> None:
     assert scan_dataset(str(table), paths=[DATA]).num_rows == 3
     with feed(str(table / DATA)) as rows:
         assert len(rows) == 2
-    assert url_for_spark(str(table / DATA)) == str(table / DATA)
+    assert urls_for_spark(str(table / DATA)) == str(table / DATA)
 
 
 def test_folders_with_such_names_and_other_content_are_data(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation
+    from sparkdl.estimators.importances import FeatureImportances
+    from sparkdl.estimators.learning_rate_search import LearningRates
     from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, TorchRegressionModel
     from sparkdl.estimators.ready_made.images import ImageClassifier
     from sparkdl.estimators.ready_made.language import LanguageModel, LanguageModelModel
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
 _MODULES = {
     "Callback": "sparkdl.training.callbacks",
     "ClassificationEvaluation": "sparkdl.estimators.evaluation",
+    "FeatureImportances": "sparkdl.estimators.importances",
     "FitContext": "sparkdl.training.callbacks",
     "ImageClassifier": "sparkdl.estimators.ready_made.images",
     "LanguageModel": "sparkdl.estimators.ready_made.language",
     "LanguageModelModel": "sparkdl.estimators.ready_made.language",
+    "LearningRates": "sparkdl.estimators.learning_rate_search",
     "PerplexityEvaluator": "sparkdl.estimators.ready_made.language_evaluator",
     "RegressionEvaluation": "sparkdl.estimators.evaluation",
     "TensorBoard": "sparkdl.training.callbacks",
@@ -50,10 +54,12 @@ _MODULES = {
 __all__ = [
     "Callback",
     "ClassificationEvaluation",
+    "FeatureImportances",
     "FitContext",
     "ImageClassifier",
     "LanguageModel",
     "LanguageModelModel",
+    "LearningRates",
     "PerplexityEvaluator",
     "RegressionEvaluation",
     "TensorBoard",

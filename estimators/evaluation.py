@@ -56,21 +56,19 @@ class ClassificationEvaluation(ModelEvaluation):
 
     Attributes:
         labels: labels of the classes: those of the model, then others that rows have.
-        confusion: number of rows, int64 of shape ``(labels, labels)``, by their label and then by their prediction.
+        numInstances: number of rows that count.
+        confusion: number of rows, int64 of shape ``(labels, labels)``, by their label and then by their prediction;
+            with ``weightCol`` the sum of their weights, float64.
         numLeftOut: number of rows without a label or without a prediction, which do not count.
     """
 
     labels: tuple[Any, ...]
-    confusion: npt.NDArray[np.int64]
+    numInstances: int
+    confusion: npt.NDArray[np.int64] | npt.NDArray[np.float64]
     numLeftOut: int
-    _scored: npt.NDArray[np.int64] | None = field(default=None)
-    """Of two classes: rows of the first and of the second class, shape ``(2, scores)``, by descending score."""
+    _scored: npt.NDArray[np.float64] | None = field(default=None)
+    """Of two classes: weights of the first and of the second class, shape ``(2, scores)``, by descending score."""
     _spark: SparkSession | None = field(default=None)
-
-    @property
-    def numInstances(self) -> int:
-        """Number of rows that count."""
-        return int(self.confusion.sum())
 
     @property
     def accuracy(self) -> float:
@@ -179,7 +177,10 @@ class ClassificationEvaluation(ModelEvaluation):
         head = f"{self.numInstances:,} rows, {len(self.labels)} classes"
         head += f"; {self.numLeftOut:,} rows without label or prediction" if self.numLeftOut else ""
         width = max(5, *(len(str(label)) for label in self.labels[:20]))
-        rows = [f"{'label'.ljust(width)}  precision  recall      f1        rows"]
+        is_weighted = self.confusion.dtype != np.int64
+        rows = [
+            f"{'label'.ljust(width)}  precision  recall      f1  {'weight' if is_weighted else 'rows':>10}"
+        ]
         for label, precision, recall, f1, count in zip(
             self.labels,
             self.precisionByLabel,
@@ -188,7 +189,9 @@ class ClassificationEvaluation(ModelEvaluation):
             self.confusion.sum(axis=1),
             strict=True,
         ):
-            rows.append(f"{str(label).ljust(width)}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:10,}")
+            rows.append(
+                f"{str(label).ljust(width)}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:10,.6g}"
+            )
         more = [f"and {len(self.labels) - 20} more"] if len(self.labels) > 20 else []
         return "\n".join([head, "", super().__str__(), "", *rows[:21], *more])
 
@@ -259,7 +262,13 @@ def evaluate(
             f"Param labelCol names {len(labels)} columns, and the model has {len(outputs)} outputs: "
             f"{', '.join(output.name for output in outputs)}."
         )
-    check_case(dataset, labels)
+    weight = model.getWeightCol() if model.isSet(model.weightCol) else None
+    check_case(dataset, [*labels, *([weight] if weight else [])])
+    if weight and weight not in dataset.columns:
+        raise DataError(
+            f"Param weightCol is {weight!r}, and the DataFrame has no such column. Add it, or call "
+            "model.clear(model.weightCol), with which all rows count equally."
+        )
     for output, label in zip(outputs, labels, strict=True):
         if label not in dataset.columns:
             raise missing_column_error(label, dataset.columns)
@@ -269,9 +278,12 @@ def evaluate(
                 f"The model predicts {made} for {label!r}, and evaluate takes one class or one number per row. Compare "
                 "them by a function of your own on transform's rows."
             )
-    rows = _answers(model, dataset, labels)
+    rows = _answers(model, dataset, labels, weight)
     evaluations: dict[str, ModelEvaluation] = {}
-    with reading_job(dataset.sparkSession, "evaluating the model"), _kept(rows, is_kept=len(outputs) > 1):
+    with (
+        reading_job(dataset.sparkSession, "evaluating the model"),
+        _kept(rows, is_kept=len(outputs) > 1 or weight is not None),
+    ):
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
             columns = tuple(F.col(f"{part}{index}") for part in ("label", "prediction", "score"))
             of_label: Any = (
@@ -299,10 +311,10 @@ def _kept(rows: DataFrame, *, is_kept: bool) -> Iterator[None]:
             rows.unpersist()
 
 
-def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str]) -> DataFrame:
-    """Return the columns ``label0``, ``prediction0`` and ``score0`` of the first output, and so on."""
+def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weight: str | None) -> DataFrame:
+    """Return the columns ``label0``, ``prediction0`` and ``score0`` of the first output, and so on, and ``weight``."""
     outputs = model.saved.signature.outputs
-    kept = dict.fromkeys([*model.getFeaturesCols(), *labels])
+    kept = dict.fromkeys([*model.getFeaturesCols(), *labels, *([weight] if weight else [])])
     prediction, raw = f"_{model.uid}_prediction", f"_{model.uid}_raw"
     has_raw = any(has_scores(output) for output in outputs)
     scoring = model.copy().setParams(
@@ -321,7 +333,8 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str]) -> Da
             of_label(prediction).alias(f"prediction{index}"),
             (_score(of_label(raw), output) if _is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
         ]
-    return scored.select(*columns)
+    weights = F.col(quoted(weight)).cast("double") if weight else F.lit(1).cast("bigint")
+    return scored.select(*columns, weights.alias("weight"))
 
 
 def _label(label: Column, output: ModelOutput, kind: str) -> Column:
@@ -353,7 +366,12 @@ def _score(raw: Column, output: ModelOutput) -> Column:
 def _classes(
     rows: DataFrame, output: ModelOutput, label: Column, prediction: Column, score: Column
 ) -> ClassificationEvaluation:
-    counted = rows.groupBy(label, prediction, score).count().collect()
+    weight = F.sum("weight").alias("weight")
+    least = _least_weight(F.col("weight")).alias("least")
+    counted = (
+        rows.groupBy(label, prediction, score).agg(F.count(F.lit(1)).alias("rows"), weight, least).collect()
+    )
+    _check_weights(min((row["least"] for row in counted), default=None))
     complete = [row for row in counted if row[0] is not None and row[1] is not None]
     known = output.classes or tuple(range(output.num_classes or 2))
     strange = sorted({row[0] for row in complete} - set(known))  # as no training row has
@@ -364,40 +382,70 @@ def _classes(
             f"and the classes are {listed(map(repr, known))}. Change the values of the column to those."
         )
     number_of = {value: number for number, value in enumerate(labels)}
-    confusion = np.zeros((len(labels), len(labels)), np.int64)
+    is_weighted = dict(rows.dtypes)["weight"] == "double"
+    dtype: Any = np.float64 if is_weighted else np.int64
+    confusion: npt.NDArray[Any] = np.zeros((len(labels), len(labels)), dtype)
     for row in complete:
-        confusion[number_of[row[0]], number_of[row[1]]] += row["count"]
+        confusion[number_of[row[0]], number_of[row[1]]] += row["weight"]
     scored = None
     if _is_scored(output) and len(labels) == 2:
         scores = sorted({row[2] for row in complete}, reverse=True)
         place = {value: number for number, value in enumerate(scores)}
-        scored = np.zeros((2, len(scores)), np.int64)
+        scored = np.zeros((2, len(scores)))
         for row in complete:
-            scored[number_of[row[0]], place[row[2]]] += row["count"]
+            scored[number_of[row[0]], place[row[2]]] += row["weight"]
     return ClassificationEvaluation(
         labels=labels,
+        numInstances=sum(row["rows"] for row in complete),
         confusion=confusion,
-        numLeftOut=sum(row["count"] for row in counted) - int(confusion.sum()),
+        numLeftOut=sum(row["rows"] for row in counted) - sum(row["rows"] for row in complete),
         _scored=scored,
         _spark=rows.sparkSession,
     )
 
 
+def _least_weight(weight: Column) -> Column:
+    """Return the aggregate of the smallest row weight; below 0 for null or NaN."""
+    return F.min(F.when(weight.isNull() | F.isnan(weight.cast("double")), F.lit(-1)).otherwise(weight))
+
+
+def _check_weights(least: float | None) -> None:
+    """Check the smallest row weight; None without rows.
+
+    Raises:
+        DataError: if it is no weight.
+    """
+    if least is not None and not 0 <= least < math.inf:
+        raise DataError(
+            "Weights of rows must be finite and at least 0, and weightCol has null, NaN, infinity or negative numbers. "
+            "Fix those rows or leave them out."
+        )
+
+
 def _numbers(rows: DataFrame, label: Column, prediction: Column) -> RegressionEvaluation:
-    error = prediction - label
-    total, count, absolute, square, variance = rows.select(
+    error, weight = prediction - label, F.col("weight")
+    labels = F.when(error.isNotNull(), label)
+    total, count, least, weights, sum_of_labels, absolute, square, variance = rows.select(
         F.count(F.lit(1)),
         F.count(error),
-        F.avg(F.abs(error)),
-        F.avg(error * error),
-        F.var_pop(F.when(error.isNotNull(), label)),
+        _least_weight(weight),
+        F.sum(F.when(error.isNotNull(), weight)),
+        F.sum(weight * labels),
+        F.sum(weight * F.abs(error)),
+        F.sum(weight * error * error),
+        F.var_pop(labels),
     ).collect()[0]
+    _check_weights(least)
+    if weights and isinstance(weights, float):
+        # Around the mean, as the difference of large squares would lose digits.
+        distance = labels - F.lit(sum_of_labels / weights)
+        variance = rows.select(F.sum(weight * distance * distance)).collect()[0][0] / weights
     return RegressionEvaluation(
         numInstances=count,
         numLeftOut=total - count,
-        meanAbsoluteError=math.nan if absolute is None else absolute,
-        meanSquaredError=math.nan if square is None else square,
-        r2=1 - square / variance if variance else math.nan,
+        meanAbsoluteError=absolute / weights if weights else math.nan,
+        meanSquaredError=square / weights if weights else math.nan,
+        r2=1 - square / weights / variance if variance else math.nan,
     )
 
 

@@ -81,12 +81,16 @@ class TrainingSummary:
             the last one; None without history.
         run_id: ID of the MLflow run; None if the fit was not tracked.
         model_uri: URI of the model in MLflow; None if the fit was not tracked or MLflow did not accept the model.
+        num_parameters: number of the model's parameters; 0 if it is not known.
+        num_trained_parameters: number of those that the fit trained.
     """
 
     history: tuple[EpochRecord, ...] = ()
     model_epoch: int | None = None
     run_id: str | None = None
     model_uri: str | None = None
+    num_parameters: int = 0
+    num_trained_parameters: int = 0
 
     @property
     def model_record(self) -> EpochRecord | None:
@@ -167,6 +171,8 @@ class TrainingSummary:
         if self.validation_s:
             seconds += f" and {self.validation_s:.1f} s of validation"
         origin = f"; the model is from epoch {self.model_epoch}" if self.model_epoch else ""
+        if self.num_parameters:
+            origin += f"; {self.num_trained_parameters:,} of {self.num_parameters:,} parameters trained"
         return f"{len(self.history)} epochs in {seconds}, {self.rows_per_s:,.0f} rows/s{origin}"
 
 

@@ -105,7 +105,7 @@ def _draw_time(axes: Axes, history: Sequence[EpochRecord]) -> None:
 
 
 def plot_classes(
-    confusion: npt.NDArray[np.int64],
+    confusion: npt.NDArray[np.int64] | npt.NDArray[np.float64],
     labels: Sequence[object],
     curves: Mapping[tuple[str, str], npt.NDArray[np.float64]],
 ) -> Figure:
@@ -119,7 +119,8 @@ def plot_classes(
     size = min(12.0, max(4.5, 0.45 * len(labels) + 2))
     figure = ShownFigure(figsize=(size + 1 + 4.5 * len(curves), max(4.5, size)), layout="constrained")
     panels = figure.subplots(1, 1 + len(curves), squeeze=False)[0]
-    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    totals = confusion.sum(axis=1, keepdims=True)
+    shares = confusion / np.where(totals > 0, totals, 1)
     axes = panels[0]
     picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(picture, ax=axes, label="share of the label's rows", shrink=0.8)
@@ -129,7 +130,7 @@ def plot_classes(
     if len(labels) <= 15:
         for (row, column), count in np.ndenumerate(confusion):
             color = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=8)
+            axes.text(column, row, f"{count:,.6g}", ha="center", va="center", color=color, fontsize=8)
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
     for panel, ((x_name, y_name), points) in zip(panels[1:], curves.items(), strict=True):
@@ -139,6 +140,40 @@ def plot_classes(
         panel.set_xlim(0, 1)
         panel.set_ylim(0, 1.02)
         panel.grid(alpha=0.3)
+    return figure
+
+
+def plot_bars(
+    names: Sequence[str], values: npt.NDArray[np.float64], errors: npt.NDArray[np.float64], title: str
+) -> Figure:
+    """Draw a horizontal bar for each name, the first one on top, with an error bar."""
+    figure = ShownFigure(figsize=(7, 1.2 + 0.3 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(range(len(names)), values, xerr=errors, color="#4c72b0", ecolor="#888888")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_xlabel(title)
+    axes.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def plot_rates(
+    rates: npt.NDArray[np.float64], losses: npt.NDArray[np.float64], suggestion: float | None
+) -> Figure:
+    """Draw the loss by learning rate, with a line at the suggested rate."""
+    figure = ShownFigure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(rates, losses)
+    axes.set_xscale("log")
+    if suggestion is not None:
+        axes.axvline(
+            suggestion, color="#dd8452", linestyle="--", label=f"the loss falls most at {suggestion:.2g}"
+        )
+        axes.legend()
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("loss (moving average)")
+    axes.grid(alpha=0.3)
     return figure
 
 

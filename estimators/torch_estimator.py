@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from pyspark import keyword_only
 from pyspark.ml import Estimator
 
-from sparkdl.data.dataset.footers import url_for_spark
+from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.estimators.fit.fit import (
     FittedModels,
+    Trial,
     check_maps,
     check_rows_to_fit,
     fit_on_rows,
@@ -35,6 +36,7 @@ from sparkdl.spark.jobs import jobs_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame
     from typing_extensions import Unpack
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.fit.rows import TrainingRows
     from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.fit.tracking import NestedRun
+    from sparkdl.estimators.learning_rate_search import LearningRates
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.losses import LossFunction
@@ -137,26 +140,88 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
         Raises:
             LaunchError: if there is no active session; for other errors see :meth:`fit`.
-            DataError: if the folder belongs to a Delta, Iceberg or Hudi table, whose log says which rows are valid.
+            DataError: if the folder belongs to an Iceberg or Hudi table, or to a Delta table with deletion vectors,
+                column mapping or partition columns, whose log says which rows are valid; or deltalake is missing.
             StoreError: if Spark lacks Hadoop's connector for the URL.
         """
         spark = active_session()
-        url = url_for_spark(os.fspath(path))
+        urls = urls_for_spark(os.fspath(path))
         with self._jobs(), reading_job(spark, "opening the rows"):
-            rows = spark.read.parquet(url)
+            rows = spark.read.parquet(*urls)
             rows.columns  # noqa: B018 - makes Spark Connect open the files
         return self.fit(rows)
 
+    def find_learning_rate(
+        self, dataset: DataFrame, *, low: float = 1e-7, high: float = 1.0, num_updates: int = 100
+    ) -> LearningRates:
+        """Return the loss for growing learning rates, and the rate at which it falls most: a range test.
+
+        The ranks take a few updates on some of the rows. Nothing is validated, logged or kept. The rates are those of
+        the optimizer's first parameter group, before ``learningRateScaling``; others grow in proportion.
+
+        Args:
+            dataset: DataFrame as for :meth:`fit`.
+            low: first learning rate.
+            high: last learning rate.
+            num_updates: number of updates of the weights, at least 10.
+
+        Raises:
+            ParamError: if an argument or a Param has a value that cannot work.
+            SparkdlError: as :meth:`fit`.
+        """
+        from sparkdl.estimators.learning_rate_search import LossRecorder, check_range, judge
+
+        schedule = check_range(low, high, num_updates)
+        check_rows_to_fit(dataset)
+        trial = self.copy().setParams(
+            fastDevRun=True,
+            scheduler=schedule,
+            schedulerInterval="step",
+            warmupSteps=0,
+            callbacks=[*self._params_of_fit().getCallbacks(), LossRecorder()],
+        )
+        for name in (
+            "validationFraction",
+            "validationIndicatorCol",
+            "bestMetric",
+            "bestMode",
+            "earlyStoppingPatience",
+            "onEpoch",
+        ):
+            trial.clear(trial.getParam(name))
+        losses: list[float] = []
+
+        def receive(module: torch.nn.Module) -> None:
+            losses.extend(LossRecorder.losses_in(module))
+
+        trial._fit_once(dataset, Trial(schedule.num_updates, receive))
+        return judge(losses, schedule, self.params_of_fit().getGradientAccumulationSteps())
+
     def _fit(self, dataset: DataFrame) -> M:
+        return self._fit_once(dataset)
+
+    def _fit_once(self, dataset: DataFrame, trial: Trial | None = None) -> M:
+        """Fit on rows that no other fit shares; ``trial`` says what the fit does if fastDevRun is set."""
         self._check_values()
         (rows,) = share_rows(dataset, [self._params_of_fit()])
-        return self._fit_rows(dataset, rows)
+        return self._fit_rows(dataset, rows, trial=trial)
 
-    def _fit_rows(self, dataset: DataFrame, rows: TrainingRows, nested: NestedRun | None = None) -> M:
+    def _fit_rows(
+        self,
+        dataset: DataFrame,
+        rows: TrainingRows,
+        nested: NestedRun | None = None,
+        trial: Trial | None = None,
+    ) -> M:
         """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
         with self._jobs():
             return fit_on_rows(
-                self._params_of_fit(), dataset.sparkSession, rows, self._make_model, nested=nested
+                self._params_of_fit(),
+                dataset.sparkSession,
+                rows,
+                self._make_model,
+                nested=nested,
+                trial=trial,
             )
 
     def _jobs(self) -> AbstractContextManager[None]:

@@ -32,6 +32,7 @@ from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import History, TrainingSummary, describe_values, html_facts
+from sparkdl.model.predictor import with_thresholds
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.spark.session import shares_gpus, threads_by_settings
 from sparkdl.training.history import EpochRecord
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from torch.export import ExportedProgram
 
+    from sparkdl.estimators.importances import FeatureImportances
     from sparkdl.model.inputs import PrepareFunction
 
 T = TypeVar("T", bound="TorchModel")
@@ -102,10 +104,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     several label columns each added column is a struct with a field per label column; in ``probabilityCol`` and
     ``rawPredictionCol`` only label columns with classes have a field.
 
-    A row with a null among its features gets null in all added columns, and so does a row with NaN among its features
-    for which the module returns NaN. NaN for any other row is an error. Rows keep their order and all their columns.
-    The module runs once per row, in Spark's Python workers. Each worker loads it once. No job runs before the
-    DataFrame is used. A streaming DataFrame stays a streaming DataFrame.
+    A row with a null among its features gets null in all added columns, unless the fit imputed nulls, and so does a
+    row with NaN among its features for which the module returns NaN. NaN for any other row is an error. Rows keep their
+    order and all their columns. The module runs once per row, in Spark's Python workers. Each worker loads it once. No
+    job runs before the DataFrame is used. A streaming DataFrame stays a streaming DataFrame.
 
     Made by :meth:`sparkdl.estimators.TorchEstimator.fit`, :meth:`from_module`, :meth:`from_pretrained` and
     :meth:`load`.
@@ -186,7 +188,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             paddingValue=paddingValue,
         )
         model = cls(saved).setParams(featuresCol=featuresCol, **params)
-        check_scored_columns(scored_columns_of(model), saved.signature.outputs)
+        check_scored_columns(scored_columns_of(model), model.saved.signature.outputs)
         return model
 
     @classmethod
@@ -290,8 +292,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
     @property
     def saved(self) -> SavedModel:
-        """The module together with its signature: its inputs and outputs."""
-        return self._saved
+        """The module together with its signature: its inputs and outputs, which predict by the Param ``thresholds``."""
+        signature = self._saved.signature
+        outputs = with_thresholds(signature.outputs, self.getThresholds())
+        return self._saved if outputs == signature.outputs else self._saved.with_outputs(outputs)
 
     @property
     def labels(self) -> list[Any] | dict[str, list[Any] | None] | None:
@@ -323,7 +327,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         For classes that is a :class:`~sparkdl.estimators.ClassificationEvaluation`, for numbers a
         :class:`~sparkdl.estimators.RegressionEvaluation`, with the names of Spark ML's summaries: ``accuracy``,
         ``recallByLabel``, ``roc``, ``rootMeanSquaredError`` and so on. The model runs once, and Spark sums on the
-        executors. All rows count equally.
+        executors. Rows count by the weights in ``weightCol``, or else equally.
 
         Args:
             dataset: DataFrame with the feature columns and ``labelCol``.
@@ -369,6 +373,29 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         rows = example.select(*[F.col(quoted(field.name)).cast(field.dataType) for field in fields])
         export_to(path, self.saved, rows, format)
 
+    def featureImportances(
+        self, dataset: DataFrame, *, num_rows: int = 10_000, num_repeats: int = 5, seed: int = 0
+    ) -> FeatureImportances:
+        """Return how much the accuracy or R2 of the predictions falls if each feature is shuffled among the rows.
+
+        The model predicts rows on the driver, ``(features * num_repeats + 1)`` times; features are columns, and each
+        element of vectors and arrays of one length. Of features that say the same, each is unimportant while the other
+        is there. Rows with nulls are left out, except among features whose nulls the fit imputed.
+
+        Args:
+            dataset: DataFrame with the feature columns, ``labelCol`` and ``weightCol``, if that is set.
+            num_rows: maximum number of rows, drawn at random.
+            num_repeats: number of times each feature is shuffled.
+            seed: seed of the drawn rows and the shuffling.
+
+        Raises:
+            DataError: if a column is missing, or no row can be predicted.
+            ParamError: if the model predicts several columns, arrays or texts.
+        """
+        from sparkdl.estimators.importances import measure_importances
+
+        return measure_importances(self, dataset, num_rows=num_rows, num_repeats=num_repeats, seed=seed)
+
     def _write_folder(self, folder: Path) -> None:
         summary = self.summary
         extra = {
@@ -376,9 +403,15 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             "modelEpoch": summary.model_epoch,
             "runId": summary.run_id,
             "modelUri": summary.model_uri,
+            "numParameters": summary.num_parameters,
+            "numTrainedParameters": summary.num_trained_parameters,
         }
         write_params(self, folder, extra)
-        save_model(self.saved, folder / MODULE)
+        try:
+            saved = self.saved
+        except ParamError:  # thresholds of another model: transform says so, and saving keeps them
+            saved = self._saved
+        save_model(saved, folder / MODULE)
 
     @classmethod
     def _read_folder(cls, folder: Path) -> TorchModel:
@@ -388,8 +421,12 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             model_epoch=metadata.get("modelEpoch"),
             run_id=metadata.get("runId"),
             model_uri=metadata.get("modelUri"),
+            num_parameters=metadata.get("numParameters", 0),
+            num_trained_parameters=metadata.get("numTrainedParameters", 0),
         )
-        model = cls(load_model(folder / MODULE), summary)
+        saved = load_model(folder / MODULE)
+        # The folder has the thresholds for what reads it without Params.
+        model = cls(saved.with_outputs(with_thresholds(saved.signature.outputs, None)), summary)
         restore(model, metadata, folder)
         return model
 
@@ -416,10 +453,11 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             self.predictionBatchSize.checked(self),
             threads_by_settings(session),
             shares_gpu=shares_gpus(session),
-        )
+        ).predicting(self.saved.signature)
         predict = prediction_udf(scoring, columns, packing, [field.dataType for field in fields])
         if packing is None:
-            scored = predict(*(_feature(dataset, field) for field in fields))
+            keeps_nulls = self._saved.signature.inputs.take_nulls
+            scored = predict(*(_feature(dataset, field, keeps_nulls=keeps_nulls) for field in fields))
         else:
             scored = predict(packing.packed([field.name for field in fields]))
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
@@ -470,8 +508,8 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
     return dataset.where(F.spark_partition_id() >= 0)
 
 
-def _feature(dataset: DataFrame, field: StructField) -> Column:
+def _feature(dataset: DataFrame, field: StructField, *, keeps_nulls: bool) -> Column:
     column = dataset[quoted(field.name)]
     if dataset.schema[field.name].dataType != field.dataType:
         column = column.cast(field.dataType)
-    return sent(column, field.dataType)
+    return sent(column, field.dataType, keeps_nulls=keeps_nulls)

@@ -27,7 +27,7 @@ ESTIMATORS = (
     "LanguageModel",
 )
 
-METHODS = ("fit", "fit_on_parquet", "fitMultiple", "setParams", "write", "read")
+METHODS = ("fit", "fit_on_parquet", "fitMultiple", "find_learning_rate", "setParams", "write", "read")
 """Methods of estimators that users call, besides the getters and setters of Params."""
 
 PACKAGES = {
@@ -53,7 +53,7 @@ GROUPS = {
         "HasRows HasCorpora HasImages HasTexts _ReadyMadeParams _ReadyMadeClassifierParams"
     ),
     "Model and optimizer": (
-        "HasObjective HasAdamW HasDropout HasTable HasBackbone HasTransformer HasDecoder HasGeneration"
+        "HasObjective HasAdamW HasAdapters HasDropout HasTable HasBackbone HasTransformer HasDecoder HasGeneration"
     ),
     "Training": "HasFunctions HasTraining",
     "Ranks": "HasRanks",

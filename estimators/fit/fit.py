@@ -5,19 +5,22 @@ The second part holds the checks of ``fit`` and ``fitMultiple``, and the iterato
 
 from __future__ import annotations
 
+import math
 import socket
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from sparkdl.cores import in_threads
+from sparkdl.data.dataset.row_choice import spread_rows
+from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import check_frame
 from sparkdl.data.spark.input_files import input_files, table_of
 from sparkdl.errors import LaunchError, ParamError, ParamTypeError
@@ -40,19 +43,23 @@ from sparkdl.estimators.fit.tracking import (
     run_of_fit,
 )
 from sparkdl.estimators.params.base import check_param_map
+from sparkdl.estimators.params.training import num_readers
 from sparkdl.estimators.summary import TrainingSummary, describe_values
 from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
+from sparkdl.model.architecture import count_parameters
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.spark.jobs import describe_progress, jobs_of, named_jobs
 from sparkdl.spark.session import task_cpus, threads_by_settings
 from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
+from sparkdl.training.update import updates_per_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from torch import nn
 
     from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
@@ -69,6 +76,19 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="TorchModel")
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What a fit with ``fastDevRun`` does.
+
+    Attributes:
+        num_updates: number of updates of the weights.
+        receive: called with the module after that, as the ranks left it; None for nothing.
+    """
+
+    num_updates: int = 3
+    receive: Callable[[nn.Module], object] | None = None
+
+
 def fit_on_rows(
     params: _TorchEstimatorParams,
     spark: SparkSession,
@@ -77,6 +97,7 @@ def fit_on_rows(
     *,
     nested: NestedRun | None = None,
     first_input: Callable[[], Mapping[str, Any]] | None = None,
+    trial: Trial | None = None,
 ) -> M:
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
 
@@ -88,12 +109,14 @@ def fit_on_rows(
         nested: the place of its MLflow run among those of several Param maps; None for a fit of its own.
         first_input: function that returns the input example for MLflow, columns of shape ``(1, *shape)``; None for the
             first training row.
+        trial: what the fit does if fastDevRun is set; None for a few updates.
 
     Raises:
         SparkdlError: as :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
     check_columns(params, named_columns(params), rows.df.columns)
     check_picklable(params)
+    params = _without_records(params)
     elastic = _elastic_limits(params)
     check_cluster(
         spark,
@@ -110,12 +133,16 @@ def fit_on_rows(
             rows.use(
                 on_write=lambda: progress.status("Writing the rows to the Store"),
                 in_tasks=_prepare(params, params.getThreadsPerWorker() or threads_by_settings(spark)),
-            ) as parquet,
+            ) as written,
             store.scratch_folder("weights") as weights,
             hold_checkpoints(params, progress.status) as lease,
         ):
+            parquet = written.with_nulls(params._nulls())
             params = params._learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
+            if params.getFastDevRun():
+                num_updates = (trial or Trial()).num_updates
+                inputs = replace(inputs, spec=_few_updates(inputs.spec, params, parquet, num_updates))
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, lease.url if lease else None))
             finished = find_finished(inputs.spec, parquet)
             with (
@@ -148,10 +175,15 @@ def fit_on_rows(
                     progress.status(
                         f"All {params.getEpochs()} epochs are done: {params.getCheckpointDir()} has the model"
                     )
+                if trial is not None and trial.receive is not None:
+                    trial.receive(finished.module)
+                num_parameters, num_trained = count_parameters(params.getModel())
                 summary = TrainingSummary(
                     history=finished.history,
                     model_epoch=finished.model_epoch,
                     run_id=None if run is None else run.run_id,
+                    num_parameters=num_parameters,
+                    num_trained_parameters=num_trained,
                 )
                 if params.getShowProgress() and params.getBestMetric() is not None:
                     progress.print(describe_values(summary))
@@ -171,6 +203,37 @@ def fit_on_rows(
                 if run is not None and run.place and params.getShowProgress():
                     progress.print(run.place)
             return model if run is None else model._logged_as(run.run_id, run.model_uri)
+
+
+def _without_records(params: _TorchEstimatorParams) -> _TorchEstimatorParams:
+    """Return the Params of a fit; those of a trial have one epoch, and neither MLflow nor checkpoints."""
+    if not params.getFastDevRun():
+        return params
+    trial = params.copy().setParams(tracking="off", epochs=1)
+    for param in (trial.checkpointDir, trial.checkpointEverySteps, trial.registeredModelName):
+        trial.clear(param)
+    return trial
+
+
+def _few_updates(
+    spec: TrainingSpec, params: _TorchEstimatorParams, parquet: ParquetDataset, num_updates: int
+) -> TrainingSpec:
+    """Return the spec of a trial: some rows for a few updates of the weights, and for as many validation batches."""
+    of_step = num_readers(params) * spec.batch_size
+    num_rows = max(num_updates * of_step * spec.accumulated_batches, params.getNumWorkers())
+    training = spread_rows(parquet.row_counts, spec.training_rows, num_rows)
+    steps = steps_per_epoch(sum(training.counts), num_readers(params), spec.batch_size)
+    validation = spec.validation_rows
+    if validation is not None:
+        validation = spread_rows(
+            parquet.row_counts, validation, max(num_updates * of_step, params.getNumWorkers())
+        )
+    return replace(
+        spec,
+        training_rows=training,
+        validation_rows=validation,
+        epochs=math.ceil(num_updates / updates_per_epoch(steps, spec.accumulated_batches)),
+    )
 
 
 def _prepare(params: _TorchEstimatorParams, num_threads: int | None) -> Callable[[int], None] | None:
@@ -205,7 +268,9 @@ def _train(
 
     def run(num_ranks: int) -> FitOutcome:
         ranks = f"1 rank with {threads}" if num_ranks == 1 else f"{num_ranks} ranks with {threads} each"
-        listener.progress.status(f"Starting {ranks}")
+        num_parameters, num_trained = count_parameters(spec.model)
+        trained = "" if num_trained == num_parameters else f"{num_trained:,} of "
+        listener.progress.status(f"Starting {ranks}, to train {trained}{num_parameters:,} parameters")
         outcomes = run_on_ranks(
             partial(
                 fit_on_rank,
@@ -295,7 +360,7 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
     def __init__(self, dataset: DataFrame, estimators: Sequence[FittingEstimator[M]]) -> None:
         self._df = dataset
         self._estimators = list(estimators)
-        params = [estimator._params_of_fit() for estimator in estimators]
+        params = [_without_records(estimator._params_of_fit()) for estimator in estimators]
         self._rows = share_rows(dataset, params)
         self._indices = iter(range(len(params)))
         self._lock = threading.Lock()

@@ -41,6 +41,7 @@ from sparkdl.model.architecture import split_module
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
 from sparkdl.model.losses import prediction_kind
 from sparkdl.model.named_metrics import named_metric
+from sparkdl.model.predictor import with_thresholds
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.callbacks import Patience
 from sparkdl.training.learning_rate import make_scheduler
@@ -320,6 +321,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     spec = replace(spec, has_unused_parameters=gradients.any_missing or spec.user_step is not None)
     signature = _signature(probed, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
+    with_thresholds(signature.outputs, params.getThresholds())
     return FitInputs(spec, signature, row)
 
 

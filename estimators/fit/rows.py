@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
-from sparkdl.data.spark.columns import check_types, with_doubles
+from sparkdl.data.spark.columns import check_types, columns_of, with_doubles
 from sparkdl.estimators.fit.inputs import column_names
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from sparkdl.data import ParquetDataset
+    from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 
 
@@ -34,6 +34,8 @@ class RowsNeeded:
         numbers: names of the columns that have to hold numbers.
         doubles: names of the columns whose decimals become doubles.
         keeps_decimals: whether decimals among the features stay decimals.
+        nullable: names of the columns that may have nulls.
+        checks: functions that check the types of the feature columns.
     """
 
     columns: tuple[str, ...]
@@ -44,6 +46,10 @@ class RowsNeeded:
     numbers: tuple[str, ...]
     doubles: tuple[str, ...]
     keeps_decimals: bool
+    nullable: tuple[str, ...] = ()
+    checks: tuple[tuple[tuple[str, ...], Callable[[list[Column]], None]], ...] = field(
+        default=(), compare=False
+    )
 
 
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
@@ -63,6 +69,8 @@ def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
         numbers=(*([] if prepares else features), *weights),
         doubles=(*features, *params._label_names(), *weights),
         keeps_decimals=keeps_decimals,
+        nullable=tuple(params._nulls()),
+        checks=((tuple(params.getFeaturesCols()), params._check_schema),),
     )
 
 
@@ -131,12 +139,15 @@ class TrainingRows:
         check_types(rows.schema, needed.columns)
         if needed.numbers:
             check_types(rows.schema, needed.numbers, numbers_only=True)
+        for names, check in needed.checks:
+            check(columns_of(check_types(rows.schema, names)))
         return use_materialized(
             rows,
             needed.columns,
             Store(needed.store_url, keep_for=needed.keep_for),
             vector_dtype=needed.vector_dtype,
             allow_ragged=needed.allow_ragged,
+            nullable=needed.nullable,
             origin=self.df,
             on_write=on_write,
             in_tasks=in_tasks,
@@ -162,7 +173,7 @@ def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> lis
 
 def _kind(needed: RowsNeeded) -> RowsNeeded:
     """Return the needs that have to be equal for fits to share rows."""
-    return replace(needed, columns=(), numbers=(), doubles=())
+    return replace(needed, columns=(), numbers=(), doubles=(), checks=())
 
 
 def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
@@ -177,4 +188,5 @@ def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
         columns=union(needed.columns for needed in needs),
         numbers=union(needed.numbers for needed in needs),
         doubles=union(needed.doubles for needed in needs),
+        checks=tuple(check for needed in needs for check in needed.checks),
     )

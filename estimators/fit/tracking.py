@@ -20,6 +20,7 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import listed
 from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.model.architecture import count_parameters
 from sparkdl.model.saved_model import modules_needed
 from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
 from sparkdl.tracking import (
@@ -105,10 +106,16 @@ def _made(example: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> dict[str, Any] | None:
-    """Return a row with the model's columns; None if the row lacks them, as rows of packed texts do."""
+    """Return a row with the model's columns; None if the row lacks them, as rows of packed texts do, or a value."""
     if example is None or any(column.name not in example for column in columns):
         return None
+    if any(column.takes_nulls and _is_missing(example[column.name][0]) for column in columns):
+        return None
     return {column.name: _with_zone(example[column.name][0], column) for column in columns}
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or bool(np.any(np.asarray(value) != value))  # NaN and NaT differ from themselves
 
 
 def _with_zone(value: Any, column: Column) -> Any:
@@ -373,12 +380,14 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
         "metrics": ", ".join(params.getMetrics()),
     }
     model = params.getModel()
+    num_parameters, num_trained = count_parameters(model)
     values = {
         **plain,
         **params._further_params(),
         **{name: value for name, value in names.items() if value},
         "model": type(model).__name__,
-        "numParameters": sum(parameter.numel() for parameter in model.parameters()),
+        "numParameters": num_parameters,
+        "numTrainedParameters": num_trained,
         "numRows": parquet.num_rows,
     }
     are_defaults = {param.name for param in params.params if not params.isSet(param)}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.ml.param import Param
     from pyspark.sql import SparkSession
 
-    from sparkdl.data import ParquetDataset, Store
+    from sparkdl.data import Column, ParquetDataset, Store
     from sparkdl.estimators.params.inputs import Labels
     from sparkdl.monitor import Monitor
     from sparkdl.parallel import Parallelism
@@ -74,6 +74,7 @@ class SharedArguments(TypedDict, total=False):
     batchSize: int | None
     globalBatchSize: int | None
     epochs: int | None
+    fastDevRun: bool | None
     seed: int | None
     predictionCol: str | None
     weightCol: str | None
@@ -141,6 +142,7 @@ class ClassArguments(SharedArguments, total=False):
     labels: Labels | Sequence[Labels | None] | None
     classWeights: Sequence[float] | Mapping[Any, float] | str | None
     sampling: str | None
+    thresholds: Sequence[float] | None
     probabilityCol: str | None
     rawPredictionCol: str | None
     predictionType: str | None
@@ -175,6 +177,17 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         """Return the Params of a fit on written rows: these Params, or a copy with what is learned from the rows."""
         del dataset, spark
         return self
+
+    def _nulls(self) -> dict[str, Any]:
+        """Return the value in place of nulls, by the names of the columns that may have nulls."""
+        return {}
+
+    def _check_schema(self, columns: Sequence[Column]) -> None:
+        """Check the types of the feature columns, before rows are written; the shapes are not known yet.
+
+        Raises:
+            DataError: if columns cannot be used; the message names all of them.
+        """
 
     def _estimator_name(self) -> str:
         """Return the name of the class whose ``fit`` was called."""

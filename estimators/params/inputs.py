@@ -216,6 +216,13 @@ class HasModelInputs(Params):
     )
 
 
+def _check_thresholds(param: Param[Any], value: Sequence[float]) -> None:
+    if not all(0 <= number < math.inf for number in value) or sum(number == 0 for number in value) > 1:
+        raise ParamError(
+            f"Param {param.name} must be numbers of at least 0, at most one of them 0; got {value}: {param.doc}."
+        )
+
+
 class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol):
     """pyspark's Params ``predictionCol``, ``probabilityCol`` and ``rawPredictionCol``, and ``predictionType``.
 
@@ -229,6 +236,14 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
         default="auto",
         more='``"auto"`` is the type of the label column for classes, and double or array otherwise. ``"double"`` and '
         '``"long"`` give the number of the class if labels are strings; ``"vector"`` is a vector of Spark ML.',
+    )
+    thresholds, getThresholds, setThresholds = optional(
+        to_numbers,
+        "number for each class, by which its probability is divided; the class with the largest quotient is predicted "
+        "(>= 0, at most one of them 0); default: the most probable class",
+        check=_check_thresholds,
+        more="As in Spark ML: ``[0.9, 0.1]`` predicts the second class from a probability of 0.1 on. The order is "
+        "that of the entries of ``probabilityCol``, and apply wherever the model predicts.",
     )
     probabilityCol = Entry(
         TypeConverters.toString,

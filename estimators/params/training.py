@@ -279,6 +279,14 @@ class HasTraining(HasSeed):
         check=at_least(1),
         field="epochs",
     )
+    fastDevRun, getFastDevRun, setFastDevRun = param(
+        TypeConverters.toBoolean,
+        "whether to try a fit: three updates of the weights and three batches of validation, without MLflow and "
+        "checkpoints",
+        default=False,
+        more="Rows are written as in the whole fit, which then finds them in the Store. The returned model is hardly "
+        "trained.",
+    )
     seed = Entry(
         TypeConverters.toInt,
         "seed of the order of rows and of all random numbers during a fit",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from numbers import Real
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.dataset.row_choice import RowChoice
+    from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.saved_model import SavedModel
     from sparkdl.training.metrics import Metric
@@ -108,6 +110,24 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
         """Return the estimator that runs the fit; its ``_learn`` makes the model once the rows are written."""
         return _LearningEstimator(self)
 
+    def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
+        if self.hasParam("loraRank") and self.isSet("loraRank"):
+            from sparkdl.networks.adapters import merge_adapters  # needed by few fits
+
+            merge_adapters(saved.module)
+        return super()._make_model(saved, summary)
+
+    def _nulls(self) -> dict[str, Any]:
+        """Return the value in place of nulls, by feature column that may have nulls."""
+        return {}
+
+    def _check_schema(self, columns: Sequence[Column]) -> None:
+        """Check the types of the feature columns, before rows are written; the shapes are not known yet.
+
+        Raises:
+            DataError: if columns cannot be used; the message names all of them.
+        """
+
     def _path_of_pretrained(self) -> str | None:
         """Return the path of the file or folder that :meth:`_make` reads weights from; None if it reads none."""
         return None
@@ -157,6 +177,12 @@ class _LearningEstimator(TorchEstimator):
 
     def _vector_dtype(self) -> str:
         return self._of._vector_dtype
+
+    def _nulls(self) -> dict[str, Any]:
+        return self._of._nulls()
+
+    def _check_schema(self, columns: Sequence[Column]) -> None:
+        self._of._check_schema(columns)
 
     def _estimator_name(self) -> str:
         return type(self._of).__name__
@@ -224,6 +250,8 @@ def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
 
 def _one(value: Any, column: Column) -> npt.NDArray[Any]:
     """Return a value as an array of one row; strings, bytes and images stay objects."""
+    if value is None and column.takes_nulls:
+        return _missing(column)
     if value is None:
         raise DataError(
             f"Column {column.name!r} is null in this row, for which nothing can be predicted; transform gives null."
@@ -232,7 +260,27 @@ def _one(value: Any, column: Column) -> npt.NDArray[Any]:
         row = np.empty(1, dtype=object)
         row[0] = _object(value, column)
         return row
+    if column.kind in ("date", "timestamp") and not column.shape:
+        return _time(value, column)
     return _numbers(value, column)[None]
+
+
+def _time(value: Any, column: Column) -> npt.NDArray[Any]:
+    """Return a date or a timestamp as an array of one row; Spark's rows have instants in the zone of this machine."""
+    from sparkdl.model.served_columns import as_trained  # with pandas, which other rows do without
+
+    if isinstance(value, np.datetime64) and column.kind == "timestamp":
+        value = int(value.astype("datetime64[us]").astype(np.int64))
+    elif isinstance(value, datetime) and column.is_utc and value.tzinfo is None:
+        value = value.astimezone()
+    return as_trained([value], column)
+
+
+def _missing(column: Column) -> npt.NDArray[Any]:
+    """Return a missing value as an array of one row: NaN, NaT or None."""
+    if column.dtype == "object":
+        return np.full((1, *column.shape), None, dtype=object)
+    return np.full((1, *column.shape), "NaT" if column.dtype.startswith("datetime") else np.nan, column.dtype)
 
 
 def _object(value: Any, column: Column) -> Any:

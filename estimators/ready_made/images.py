@@ -25,7 +25,13 @@ from sparkdl.estimators.params.base import OneOf, to_integers
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
-from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, check_one_column, check_unset
+from sparkdl.estimators.ready_made.params import (
+    HasAdapters,
+    _ReadyMadeClassifierParams,
+    check_one_column,
+    check_unset,
+)
+from sparkdl.networks.adapters import last_layer, with_adapters
 from sparkdl.networks.backbones import (
     NO_WEIGHTS,
     OWN,
@@ -322,6 +328,7 @@ class ImageClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasImages,
     HasBackbone,
+    HasAdapters,
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
@@ -357,6 +364,7 @@ class ImageClassifier(
         augmentation: Sequence[str] | None = None,
         backbone: str | None = None,
         backboneWeights: str | None = None,
+        loraRank: int | None = None,
         stageWidths: Sequence[int] | None = None,
         blocksPerStage: int | None = None,
         dropout: float | None = None,
@@ -381,6 +389,13 @@ class ImageClassifier(
         name, weights = self.getBackbone(), self.getBackboneWeights()
         with check_of("backbone"):
             check_backbone(name)
+        if weights == NO_WEIGHTS:
+            check_unset(
+                self,
+                [self.loraRank],
+                "backboneWeights",
+                "backboneWeights is 'none': adapters are for trained weights",
+            )
         if name == OWN and weights == PRETRAINED:
             raise ParamError(
                 "Param backboneWeights is 'pretrained', and the residual network has no such weights. Take a backbone "
@@ -412,10 +427,13 @@ class ImageClassifier(
         self._check_channels(inputs)
         mean, deviation = self._scales(inputs, dataset, training)
         with seeded(self.getSeed()):
+            backbone, rank = self._backbone(inputs, num_classes), self.getLoraRank()
+            if rank is not None:
+                backbone = with_adapters(backbone, rank, trained=[last_layer(backbone, num_classes)])
             network = ImageNetwork(
                 mean=mean,
                 deviation=deviation,
-                backbone=self._backbone(inputs, num_classes),
+                backbone=backbone,
                 takes_colours=self.getBackbone() != OWN,
             )
         done = self.getAugmentation()

@@ -27,7 +27,7 @@ from sparkdl.data import Column
 from sparkdl.data.spark.columns import check_frame, check_session, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.fit.fit import check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
+from sparkdl.estimators.fit.fit import Trial, check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
@@ -51,7 +51,7 @@ from sparkdl.estimators.ready_made.language_weights import (
     beginning_of_folder,
     beginning_of_sizes,
 )
-from sparkdl.estimators.ready_made.params import HasAdamW, check_one_column, check_unset
+from sparkdl.estimators.ready_made.params import HasAdamW, HasAdapters, check_one_column, check_unset
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
@@ -315,6 +315,7 @@ class LanguageModel(
     HasGeneration,
     HasDecoder,
     HasCorpora,
+    HasAdapters,
     HasFunctions,
     HasAdamW,
     _SharedParams,
@@ -451,7 +452,7 @@ class LanguageModel(
         estimators = with_param_maps(self, paramMaps)
         return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
 
-    def _fit(self, dataset: DataFrame) -> LanguageModelModel:
+    def _fit_once(self, dataset: DataFrame, trial: Trial | None = None) -> LanguageModelModel:
         self._check_values()
         with (
             self._jobs(),
@@ -466,6 +467,7 @@ class LanguageModel(
                 rows,
                 partial(self._text_model, tokenizer=tokenizer),
                 first_input=partial(first_text, dataset, self.getFeaturesCols()[0]),
+                trial=trial,
             )
 
     @contextmanager

@@ -62,12 +62,6 @@ class HasDecoder(Params):
         "local folder on the driver with a causal language model and a tokenizer of transformers; default: none",
         more="The model has its own tokenizer and layers.",
     )
-    loraRank, getLoraRank, setLoraRank = optional(
-        TypeConverters.toInt,
-        "rank of the LoRA adapters that are trained in place of the pretrained weights (> 0); default: no adapters",
-        check=at_least(1),
-        more="They need the library peft. The returned model has the adapters merged into its weights.",
-    )
     vocabularySize, getVocabularySize, setVocabularySize = param(
         TypeConverters.toInt,
         "maximum number of tokens that are learned from the texts, including 256 bytes (> 256); for token arrays, the "

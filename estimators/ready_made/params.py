@@ -12,7 +12,7 @@ from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.params.base import ParamsT
 from sparkdl.estimators.params.estimator import _SharedParams
 from sparkdl.estimators.params.inputs import HasLabels, HasScoredColumns, labels_by_column
-from sparkdl.estimators.params.table import Entry, above, at_least, between, param
+from sparkdl.estimators.params.table import Entry, above, at_least, between, optional, param
 from sparkdl.estimators.params.training import HasFunctions
 
 if TYPE_CHECKING:
@@ -71,6 +71,17 @@ class HasAdamW(Params):
         "weight decay of the AdamW optimizer (>= 0)",
         default=1e-4,
         check=at_least(0),
+    )
+
+
+class HasAdapters(Params):
+    """Params for adapters over pretrained weights."""
+
+    loraRank, getLoraRank, setLoraRank = optional(
+        TypeConverters.toInt,
+        "rank of the LoRA adapters that are trained in place of the pretrained weights (> 0); default: no adapters",
+        check=at_least(1),
+        more="They need the library peft. The returned model has the adapters merged into its weights.",
     )
 
 

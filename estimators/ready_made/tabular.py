@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from pyspark import keyword_only
 from pyspark.ml.classification import Classifier
-from pyspark.ml.param import Params
+from pyspark.ml.param.shared import HasHandleInvalid
 from pyspark.ml.regression import Regressor
 from torch import nn
 
 from sparkdl.data import ParquetFeed
+from sparkdl.data.spark.columns import faults_error
 from sparkdl.errors import DataError, ParamError, listed
-from sparkdl.estimators.params.base import to_integers, to_strings
+from sparkdl.estimators.params.base import OneOf, to_integers, to_strings
 from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
-from sparkdl.estimators.params.table import at_least, param, with_arguments
+from sparkdl.estimators.params.table import Entry, at_least, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import (
     ReadyMadeEstimator,
     Recipe,
@@ -33,7 +34,7 @@ from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
 from sparkdl.estimators.torch_estimator import M
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
-from sparkdl.networks.tabular import TabularInputs, TabularNetwork, joined, origin_of
+from sparkdl.networks.tabular import TabularInputs, TabularNetwork, is_missing_category, joined, origin_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 MOST_CATEGORIES = 100_000
 _ROWS_AT_ONCE = 1 << 14
 _MOST = float(np.finfo(np.float32).max)
+_MOST_EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,19 @@ class Table:
         scales: mean and standard deviation of the numbers.
         label_scale: mean and standard deviation of the labels; empty if the labels are not numbers to predict.
         is_plain: whether the only feature column holds floats, so that the network can take it without conversion.
+        imputes: whether values may be missing.
     """
 
     inputs: TabularInputs
     scales: Moments
     label_scale: Moments
     is_plain: bool
+    imputes: bool
+
+    @property
+    def indicators(self) -> list[int]:
+        """Positions of the numbers that some training rows lack."""
+        return np.flatnonzero(self.scales.counts < self.scales.num_rows).tolist()
 
 
 def learn_table(
@@ -93,13 +102,20 @@ def learn_table(
             f"{listed(features)}."
         )
     columns = [dataset.column(name) for name in features]
+    faults = [fault for column in columns if (fault := fault_of(column, categorical))]
+    if faults:
+        raise faults_error(faults)
     names = [column.name for column in columns if column.kind == "string" or column.name in categorical]
-    for column in columns:
-        _check_kind(column, is_category=column.name in names)
-    numeric = tuple(column.name for column in columns if column.name not in names)
+    numeric = tuple(column.name for column in columns if column.kind == "number" and column.name not in names)
+    inputs = TabularInputs(
+        numeric=numeric,
+        categories=dict.fromkeys(names, ()),
+        times=tuple(column.name for column in columns if column.kind in ("date", "timestamp")),
+    )
+    imputes = any(column.takes_nulls for column in columns)
     scales, label_scale = Moments(), Moments()
     categories_of: dict[str, set[Any]] = {name: set() for name in names}
-    origins: dict[str, int] = {}
+    null_categories: set[str] = set()
     wanted = [*features, *([label] if label is not None else [])]
     with ParquetFeed(
         dataset,
@@ -111,60 +127,98 @@ def learn_table(
         for batch in feed.epoch(0):
             if not scales.num_rows:
                 first = {name: origin_of(batch[name]) for name in numeric}
-                origins = {name: origin for name, origin in first.items() if origin}
-            if numeric:
-                scales.add(_finite(joined(batch, numeric, origins), numeric, batch))
+                origins = tuple((name, origin) for name, origin in first.items() if origin)
+                inputs = replace(inputs, origins=origins)
+            if numeric or inputs.times:
+                scales.add(_finite(inputs.numbers(batch), numeric, batch, allow_nan=imputes))
             if label is not None:
                 labels = joined(batch, (label,), {})
                 label_scale.add(_finite(labels, (label,), batch))
             for name, categories in categories_of.items():
-                _add_categories(categories, batch[name], name)
+                is_missing = is_missing_category(batch[name])
+                if is_missing.any():
+                    null_categories.add(name)
+                _add_categories(categories, batch[name][~is_missing], name)
     return Table(
-        inputs=TabularInputs(
-            numeric=numeric,
+        inputs=replace(
+            inputs,
             categories={name: tuple(sorted(values)) for name, values in categories_of.items()},
-            origins=tuple(origins.items()),
+            null_categories=tuple(name for name in names if name in null_categories),
         ),
         scales=scales,
         label_scale=label_scale,
-        is_plain=len(columns) == 1 and "float" in columns[0].dtype,
+        is_plain=len(columns) == 1 and bool(numeric) and "float" in columns[0].dtype,
+        imputes=imputes,
     )
 
 
-def _check_kind(column: Column, *, is_category: bool) -> None:
-    if is_category and (column.shape or column.kind not in ("number", "string") or "float" in column.dtype):
+def fault_of(column: Column, categorical: Sequence[str]) -> str:
+    """Return what is wrong with a feature column of a table, and what to do; empty if it can be used.
+
+    Args:
+        column: the column; without ``shape`` and ``lengths`` if only its type is known.
+        categorical: names of the columns whose numbers stand for categories.
+    """
+    is_category = column.kind == "string" or column.name in categorical
+    is_float = "float" in column.dtype and not column.takes_nulls
+    if is_category and (column.shape or column.kind not in ("number", "string") or is_float):
         held = f"arrays of {math.prod(column.shape)}" if column.shape else f"{column.kind} of {column.dtype}"
         remedy = (
             " Cast whole numbers to bigint; decimals are taken as doubles." if "float" in column.dtype else ""
         )
-        raise DataError(
+        return (
             f"Column {column.name!r} is to hold categories, and it holds {held}. Categories are strings or integers."
             f"{remedy}"
         )
-    if not is_category and column.kind == "ragged":
-        raise DataError(
-            f"Column {column.name!r} has arrays that differ in length, or empty ones. Bring them to one length."
-        )
-    if not is_category and column.kind != "number":
-        raise DataError(
-            f"Column {column.name!r} holds {column.kind} values. Cast them to numbers, or to strings that are "
-            "categories."
-        )
+    is_time = column.kind in ("date", "timestamp") and not column.shape
+    if is_category or is_time or column.kind == "number":
+        return ""
+    if column.kind == "ragged":
+        return f"Column {column.name!r} has arrays that differ in length, or empty ones. Bring them to one length."
+    return (
+        f"Column {column.name!r} holds {'arrays of ' if column.shape else ''}{column.kind} values. Cast them to "
+        "numbers, or to strings that are categories."
+    )
 
 
 def _finite(
-    values: npt.NDArray[np.float64], names: tuple[str, ...], batch: dict[str, npt.NDArray[Any]]
+    values: npt.NDArray[np.float64],
+    names: tuple[str, ...],
+    batch: dict[str, npt.NDArray[Any]],
+    *,
+    allow_nan: bool = False,
 ) -> npt.NDArray[np.float64]:
-    if (np.abs(values) <= _MOST).all():
+    """Return the values if all are finite, or missing where that is allowed.
+
+    Raises:
+        DataError: if they are not; the message names the columns.
+    """
+
+    def are_valid(numbers: npt.NDArray[np.float64]) -> bool:
+        return bool(((np.abs(numbers) <= _MOST) | (allow_nan & np.isnan(numbers))).all())
+
+    if are_valid(values):
         return values
-    bad = [name for name in names if not (np.abs(batch[name].astype(np.float64)) <= _MOST).all()]
+    bad = [name for name in names if not are_valid(batch[name].astype(np.float64))]
+    held, remedy = (
+        "NaN or infinity",
+        "Set handleInvalid to 'impute', which fills NaN, or leave those rows out.",
+    )
+    if allow_nan:
+        held, remedy = "infinity", "Leave those rows out, or set the values to null."
     raise DataError(
-        f"Columns of numbers hold NaN or infinity, or what is too large for float32: {listed(map(repr, bad))}. Fill "
-        "them with pyspark.ml.feature.Imputer, or leave those rows out."
+        f"Columns of numbers hold {held}, or what is too large for float32: {listed(map(repr, bad))}. {remedy}"
     )
 
 
 def _add_categories(categories: set[Any], values: npt.NDArray[Any], name: str) -> None:
+    if values.dtype.kind == "f":  # integers with nulls
+        if (np.abs(values) > _MOST_EXACT).any():
+            raise DataError(
+                f"Column {name!r} holds nulls and integers above 2**53, which doubles do not tell apart. Cast it to "
+                "strings."
+            )
+        values = values.astype(np.int64)
     categories.update(values.tolist() if values.dtype == object else np.unique(values).tolist())
     if len(categories) > MOST_CATEGORIES:
         raise DataError(
@@ -173,7 +227,7 @@ def _add_categories(categories: set[Any], values: npt.NDArray[Any], name: str) -
         )
 
 
-class HasTable(Params):
+class HasTable(HasHandleInvalid):
     """Params for the network of a table."""
 
     hiddenSizes, getHiddenSizes, setHiddenSizes = param(
@@ -187,15 +241,38 @@ class HasTable(Params):
         "list of the feature columns whose integers are categories; strings are always categories",
         default=[],
     )
+    handleInvalid = Entry(
+        OneOf("error", "impute"),
+        "what to do with null and NaN among the features: error, or impute",
+        default="error",
+        more='``"impute"`` replaces missing numbers by their mean over the training rows and gives the network a '
+        "further number that says whether the value is missing, if training rows lack it; null among categories is a "
+        "category of its own. ``transform`` and served models do the same.",
+    )
+    setHandleInvalid = handleInvalid.setter()
 
 
-_FEATURES = 'column of numbers or vectors, or list of columns of numbers, vectors and strings; default ``"features"``.'
+_FEATURES = (
+    "column of numbers or vectors, or list of columns of numbers, vectors, strings, dates and timestamps; default "
+    '``"features"``.'
+)
 
 
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """Base of both estimators for tables."""
 
     _vector_dtype = "float64"  # vectors are standardized before they are rounded to the layers' float32
+
+    def _nulls(self) -> dict[str, Any]:
+        """Return the value in place of nulls, by feature column; see :meth:`sparkdl.data.Column.with_nulls`."""
+        return dict.fromkeys(self.getFeaturesCols()) if self.getHandleInvalid() == "impute" else {}
+
+    def _check_schema(self, columns: Sequence[Column]) -> None:
+        """Check the types of the feature columns; see :class:`ReadyMadeEstimator`."""
+        categorical = self.getCategoricalCols()
+        faults = [fault for column in columns if (fault := fault_of(column, categorical))]
+        if faults:
+            raise faults_error(faults)
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
@@ -217,12 +294,14 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
             network = TabularNetwork(
                 mean=table.scales.mean,
                 deviation=table.scales.deviation,
-                num_categories=[len(known) for known in table.inputs.categories.values()],
+                num_categories=table.inputs.num_categories,
                 hidden_sizes=self.getHiddenSizes(),
                 dropout=self.getDropout(),
                 num_outputs=num_outputs,
                 output_mean=mean,
                 output_deviation=deviation,
+                imputes=table.imputes,
+                indicators=table.indicators,
             )
         loss = StandardizedMSELoss(deviation) if is_regression else nn.CrossEntropyLoss()
         inputs = None if table.is_plain else table.inputs
@@ -247,7 +326,8 @@ class TorchClassifier(
     Numbers are standardized by the mean and the standard deviation of the training rows. Categories are embedded; in
     ``transform``, a category that the training rows do not contain is embedded as zeros. ``fit`` reads the rows once
     on the driver to learn the scales and categories, and reads the labels again to count and check the classes. It
-    returns a :class:`TorchClassificationModel`. Nulls are an error; ``pyspark.ml.feature.Imputer`` fills them.
+    returns a :class:`TorchClassificationModel`. Dates and timestamps become numbers: the time of the day, of the week
+    and of the year, and the seconds since 1970.
     """
 
     _model_class = TorchClassificationModel
@@ -258,6 +338,7 @@ class TorchClassifier(
         *,
         featuresCol: str | Sequence[str] | None = None,
         categoricalCols: Sequence[str] | None = None,
+        handleInvalid: str | None = None,
         labelCol: str | None = None,
         hiddenSizes: Sequence[int] | None = None,
         dropout: float | None = None,
@@ -300,6 +381,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         *,
         featuresCol: str | Sequence[str] | None = None,
         categoricalCols: Sequence[str] | None = None,
+        handleInvalid: str | None = None,
         labelCol: str | None = None,
         hiddenSizes: Sequence[int] | None = None,
         dropout: float | None = None,

@@ -23,7 +23,13 @@ from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
-from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, check_one_column, check_unset
+from sparkdl.estimators.ready_made.params import (
+    HasAdapters,
+    _ReadyMadeClassifierParams,
+    check_one_column,
+    check_unset,
+)
+from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.pretrained import check_folder, fitting_inputs, load_folder
 from sparkdl.networks.text import (
@@ -216,6 +222,7 @@ class TextClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasTexts,
     HasTransformer,
+    HasAdapters,
     _ReadyMadeClassifierParams,
     Classifier[TorchClassificationModel],
 ):
@@ -246,6 +253,7 @@ class TextClassifier(
         vocabularySize: int | None = None,
         maxLength: int | None = None,
         pretrained: str | None = None,
+        loraRank: int | None = None,
         embeddingSize: int | None = None,
         numLayers: int | None = None,
         numHeads: int | None = None,
@@ -275,6 +283,9 @@ class TextClassifier(
     def _check_pretrained(self) -> None:
         folder = self.getPretrained()
         if folder is None:
+            check_unset(
+                self, [self.loraRank], "pretrained", "pretrained is not: adapters are for trained weights"
+            )
             return
         of_network: list[Param[Any]] = [self.tokenizer, self.vocabularySize, self.dropout]
         of_network += [self.embeddingSize, self.numLayers, self.numHeads]
@@ -337,4 +348,8 @@ class TextClassifier(
                 f"Param maxLength is {max_length}, and the model in {folder!r} takes {inputs.max_length} tokens at "
                 f"most. Lower maxLength to {inputs.max_length}."
             )
+        rank = self.getLoraRank()
+        if rank is not None:
+            with seeded(self.getSeed()):
+                network.model = with_adapters(network.model, rank, trained=network.new_layers())
         return Recipe(network, inputs, nn.CrossEntropyLoss(), num_classes=num_classes)

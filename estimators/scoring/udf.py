@@ -71,7 +71,12 @@ ScoreArrays = Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]]
 
 
 def udf_on_pandas(
-    score_arrays: ScoreArrays, returned: str, features: Mapping[str, DataType], packing: Packing | None
+    score_arrays: ScoreArrays,
+    returned: str,
+    features: Mapping[str, DataType],
+    packing: Packing | None,
+    *,
+    keeps_nulls: bool = False,
 ) -> Callable[..., SparkColumn]:
     """Return a function that makes a prediction column from feature columns, by a pandas UDF.
 
@@ -84,6 +89,7 @@ def udf_on_pandas(
         returned: Spark type of the predictions.
         features: types of the feature columns by name, as they are sent.
         packing: how the feature columns are packed into one column; None if they are not.
+        keeps_nulls: whether the model takes the nulls that :func:`sent` leaves.
     """
     from pyspark.sql.pandas.functions import pandas_udf
     from pyspark.sql.pandas.types import to_arrow_type
@@ -103,6 +109,8 @@ def udf_on_pandas(
             (packed,) = columns
             flag = F.when(F.exists(packed, lambda number: number.isNull()), _ABSENT).otherwise(_PRESENT)
             filled = [packing.without_nulls(packed)]
+        elif keeps_nulls:
+            flag, filled = F.lit(_PRESENT), list(columns)
         else:
             flag = F.when(reduce(operator.or_, (column.isNull() for column in columns)), _ABSENT)
             for number, (column, type_) in enumerate(zip(columns, features.values(), strict=True)):
@@ -202,9 +210,11 @@ class Packing:
 
     Attributes:
         element: Spark's name of the numeric type to which the columns are cast.
+        keeps_nulls: whether the model takes nulls, which become NaN; otherwise their rows get null.
     """
 
     element: str
+    keeps_nulls: bool = False
 
     def packed(self, names: Sequence[str]) -> SparkColumn:
         """Return one column of arrays that holds the named columns.
@@ -212,7 +222,10 @@ class Packing:
         It is built as one SQL expression: with Column objects, ten thousand columns would take more than a hundred
         thousand calls to the JVM.
         """
-        return F.expr(f"array({', '.join(f'cast({quoted(name)} as {self.element})' for name in names)})")
+        casts = [f"cast({quoted(name)} as {self.element})" for name in names]
+        if self.keeps_nulls:
+            casts = [f"coalesce({cast}, {self.element}('NaN'))" for cast in casts]
+        return F.expr(f"array({', '.join(casts)})")
 
     def without_nulls(self, packed: SparkColumn) -> SparkColumn:
         """Return the packed column such that pandas does not make floating-point numbers of integers."""
@@ -255,35 +268,50 @@ def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None
     )
     if len(types) < 2 or not inputs.come_as_numbers or not are_plain:
         return None
+    if inputs.take_nulls:
+        return Packing("double", keeps_nulls=True)
     given = {entry.dtype for entry in inputs.inputs}
     if inputs.prepare is None and len(given) == 1 and given <= set(_DIRECTLY):
         return Packing(_DIRECTLY[given.pop()])
     return Packing(types[0].simpleString()) if all(type_ == types[0] for type_ in types) else None
 
 
-def sent(column: SparkColumn, type_: DataType) -> SparkColumn:
+def sent(column: SparkColumn, type_: DataType, *, keeps_nulls: bool = False) -> SparkColumn:
     """Return a feature column as it goes to Python: vectors as arrays, images of Hugging Face's files as bytes.
 
     Instants go as microseconds in UTC: as timestamps, pandas functions would get them as clock times of the session's
-    time zone.
+    time zone. With ``keeps_nulls``, nulls of numbers become NaN, and those of instants the microseconds that NumPy
+    takes for NaT.
     """
     if is_vector(type_):
         # Under a condition, because it fails on a null, which has to give null in all added columns.
         return F.when(column.isNotNull(), vector_to_array(column))
     if is_encoded(type_):
         return column.getField("bytes")
-    if isinstance(type_, ArrayType) and sent_type(type_) != type_:
+    if isinstance(type_, ArrayType) and sent_type(type_, keeps_nulls=keeps_nulls) != type_:
         element = type_.elementType
-        return F.transform(column, lambda each: sent(each, element))
-    return F.unix_micros(column) if isinstance(type_, TimestampType) else column
+        return F.transform(column, lambda each: sent(each, element, keeps_nulls=keeps_nulls))
+    if keeps_nulls and isinstance(type_, NumericType | BooleanType):
+        return F.coalesce(column.cast("double"), F.lit(float("nan")))
+    if isinstance(type_, TimestampType):
+        micros = F.unix_micros(column)
+        return F.coalesce(micros, F.lit(_NOT_A_TIME)) if keeps_nulls else micros
+    return column
 
 
-def sent_type(type_: DataType) -> DataType:
+_NOT_A_TIME = -(2**63)
+
+
+def sent_type(type_: DataType, *, keeps_nulls: bool = False) -> DataType:
     """Return the type of a column that :func:`sent` returns."""
     if is_vector(type_):
         return ArrayType(DoubleType(), containsNull=False)
     if isinstance(type_, ArrayType):
-        return ArrayType(sent_type(type_.elementType), type_.containsNull)
+        element = sent_type(type_.elementType, keeps_nulls=keeps_nulls)
+        has_null = type_.containsNull and not (keeps_nulls and isinstance(element, DoubleType))
+        return ArrayType(element, has_null)
+    if keeps_nulls and isinstance(type_, NumericType | BooleanType):
+        return DoubleType()
     if is_encoded(type_):
         return BinaryType()
     return LongType() if isinstance(type_, TimestampType) else type_
@@ -317,6 +345,13 @@ class ScoringModel:
     shares_gpu: bool = False
     module_key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    def predicting(self, signature: ModelSignature) -> ScoringModel:
+        """Return the model with a signature whose outputs may have thresholds; workers load it for itself."""
+        if signature.outputs == self.signature.outputs:
+            return self
+        thresholds = [output.thresholds for output in signature.outputs]
+        return replace(self, signature=signature, key=f"{self.key}, thresholds {thresholds}")
+
 
 def prediction_udf(
     model: ScoringModel,
@@ -340,8 +375,10 @@ def prediction_udf(
     try:
         from pyspark.sql.pandas.functions import arrow_udf  # since Spark 4.1
     except ImportError:
-        features = dict(zip(model.signature.inputs.names, map(sent_type, types), strict=False))
-        return udf_on_pandas(score, returned, features, packing)
+        inputs = model.signature.inputs
+        types_sent = [sent_type(type_, keeps_nulls=inputs.take_nulls) for type_ in types]
+        features = dict(zip(inputs.names, types_sent, strict=False))
+        return udf_on_pandas(score, returned, features, packing, keeps_nulls=inputs.take_nulls)
     make_udf: Any = arrow_udf  # its overloads name the kinds of functions by numbers
     if packing is not None or len(model.signature.inputs.columns) == 1:
 
@@ -425,7 +462,11 @@ def score_batch(
 ) -> pa.Array:
     """Return the wanted columns for one batch of Arrow arrays, which are the feature columns in their order."""
     signature = predictor.signature
-    nulls = [column.is_null().to_numpy(zero_copy_only=False) for column in columns if column.null_count]
+    nulls = [
+        column.is_null().to_numpy(zero_copy_only=False)
+        for column, expected in zip(columns, signature.inputs.columns, strict=True)
+        if column.null_count and not expected.takes_nulls
+    ]
     absent = reduce(np.logical_or, nulls) if nulls else None
     if absent is not None:
         present = pa.array(~absent)

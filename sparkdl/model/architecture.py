@@ -256,3 +256,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, is_training in modes.items():
             part.training = is_training
+
+
+def count_parameters(module: nn.Module) -> tuple[int, int]:
+    """Return the number of all parameters of a module, and of those that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)

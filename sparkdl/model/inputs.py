@@ -135,6 +135,11 @@ class ModelInputs:
         return tuple(column.name for column in self.columns)
 
     @property
+    def take_nulls(self) -> bool:
+        """Whether the model predicts rows with nulls."""
+        return any(column.takes_nulls for column in self.columns)
+
+    @property
     def are_numbers(self) -> bool:
         """Whether the model's inputs are the feature columns unchanged, each with one number per row."""
         return self.prepare is None and self.come_as_numbers

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparkdl.errors import DataError, SparkdlError, listed
+from sparkdl.errors import DataError, ParamError, SparkdlError, listed
 from sparkdl.model.heads import NO_LABEL, first_output, output_of_each
 from sparkdl.model.inputs import MATRIX, dtype_name
 
@@ -324,6 +325,8 @@ def _answer(answer: Answer, outputs: Tensor, output: ModelOutput) -> npt.NDArray
         values = class_probabilities(outputs, output.kind)
     elif answer == "rawPrediction":
         values = class_scores(outputs, output.kind)
+    elif output.thresholds is not None:
+        values = decide_by_thresholds(class_probabilities(outputs, output.kind), output.thresholds)
     else:
         values = decide(outputs, output.kind).reshape(-1, *output.shape)
     array: npt.NDArray[np.float64] = values.to("cpu", torch.float64).numpy()
@@ -348,6 +351,41 @@ def called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDA
     dtype = {str: object, bool: bool}.get(type(output.classes[0]), np.float64)
     classes: npt.NDArray[Any] = np.array(output.classes, dtype=dtype)
     return classes[predictions.astype(np.int64)]
+
+
+def decide_by_thresholds(probabilities: Tensor, thresholds: Sequence[float]) -> Tensor:
+    """Return the class with the largest ratio of probability and threshold, as Spark ML does; a threshold of 0 wins."""
+    divisors = torch.tensor(thresholds, dtype=probabilities.dtype, device=probabilities.device)
+    return torch.where(divisors == 0, math.inf, probabilities / divisors).argmax(dim=1)
+
+
+def with_thresholds(
+    outputs: Sequence[ModelOutput], thresholds: Sequence[float] | None
+) -> tuple[ModelOutput, ...]:
+    """Return the outputs of a model that predicts by thresholds; None for the most probable class.
+
+    Raises:
+        ParamError: if there are several outputs, or the only one has no probability of each class, or another number
+            of classes.
+    """
+    if thresholds is None:
+        return tuple(replace(output, thresholds=None) for output in outputs)
+    if len(outputs) > 1 or not has_probabilities(outputs[0]):
+        predicted = (
+            f"{len(outputs)} columns" if len(outputs) > 1 else f"{outputs[0].name!r} without probabilities"
+        )
+        raise ParamError(
+            f"Param thresholds is set, and the model predicts {predicted}. It takes one column of classes with "
+            "probabilities."
+        ).about("thresholds")
+    (output,) = outputs
+    num_classes = output.num_classes or 2
+    if len(thresholds) != num_classes:
+        raise ParamError(
+            f"Param thresholds has {len(thresholds)} numbers, and the model has {num_classes} classes. Give one for "
+            "each, in the order of the entries of probabilityCol."
+        ).about("thresholds")
+    return (replace(output, thresholds=tuple(thresholds)),)
 
 
 def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:

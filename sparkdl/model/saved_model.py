@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import os
 
     from sparkdl.model.inputs import PrepareFunction
+    from sparkdl.model.signature import ModelOutput
 
 
 _SUBIMPORT = "subimport"
@@ -115,6 +116,10 @@ class SavedModel:
 
     module: nn.Module
     signature: ModelSignature
+
+    def with_outputs(self, outputs: tuple[ModelOutput, ...]) -> SavedModel:
+        """Return the same module with other outputs in its signature."""
+        return replace(self, signature=replace(self.signature, outputs=outputs))
 
 
 def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:

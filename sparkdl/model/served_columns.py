@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
@@ -37,14 +38,28 @@ def as_trained(values: Any, column: Column, *, allow_nan: bool = False) -> npt.N
         allow_nan: whether missing values in a column of floating-point numbers become NaN instead of raising an error.
 
     Raises:
-        DataError: if a row holds a missing value, a wrong number of values, or a value that the dtype cannot hold: a
-            fraction for an integer, a number out of its range, a text for a number.
+        DataError: if a row holds a missing value that the model does not take, a wrong number of values, or a value
+            that the dtype cannot hold: a fraction for an integer, a number out of its range, a text for a number.
     """
+    if column.takes_nulls:
+        return _with_missing(values, column)
     allow_nan = allow_nan and _is_floating(column)
     try:
         return _as_trained(values, column, allow_nan)
     except _MissingValueError:
         raise _missing_values(values, column, allow_nan) from None
+
+
+def _with_missing(values: Any, column: Column) -> npt.NDArray[Any]:
+    """Return rows as for :func:`as_trained`, with NaN, NaT or None for missing values and in missing rows."""
+    rows = list(values)
+    present = [index for index, row in enumerate(rows) if not _is_null(row)]
+    shown = replace(column, takes_nulls=False)
+    given = _as_trained([rows[index] for index in present], shown, allow_nan=column.kind == "number")
+    missing = {"f": np.nan, "M": "NaT"}.get(given.dtype.kind)
+    whole = np.full((len(rows), *column.shape), missing, given.dtype)
+    whole[present] = given
+    return whole
 
 
 def _is_floating(column: Column) -> bool:

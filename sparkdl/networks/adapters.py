@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,20 +16,81 @@ from sparkdl.errors import ParamError
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.weights_file import map_weights, write_weights
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
-def with_adapters(model: nn.Module, rank: int) -> nn.Module:
+
+def with_adapters(model: nn.Module, rank: int, *, trained: Collection[str] | None = None) -> nn.Module:
     """Return the model with adapters over all its linear layers but the head, in which only they are trained.
 
+    Args:
+        model: model, which is changed.
+        rank: rank of the adapters.
+        trained: names of the submodules that are trained as a whole, such as a new last layer; all linear and
+            convolutional layers but those in them get adapters. None for a language model, whose head stays as it is.
+
     Raises:
-        ParamError: if peft is not installed.
+        ParamError: if peft is not installed, or knows no layer of the model.
     """
     with errors_as(ParamError, "Param loraRank needs peft", "Run pip install peft.", of=ImportError):
         from peft import LoraConfig, get_peft_model
-    adapted: nn.Module = get_peft_model(
-        model,
-        LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"),
-    )
+    targets: str | list[str] = "all-linear"
+    if trained is not None:
+        targets = [
+            name
+            for name, layer in model.named_modules()
+            if _takes_adapter(layer) and not any(f"{name}.".startswith(f"{part}.") for part in trained)
+        ]
+        if not targets:
+            raise ParamError(
+                f"Param loraRank is {rank}, and the model has no layers that peft has adapters for. Leave loraRank out."
+            ).about("loraRank")
+    with errors_as(ParamError, f"Param loraRank is {rank}, and peft makes no adapters for the model"):
+        adapted: nn.Module = get_peft_model(
+            model,
+            LoraConfig(
+                r=rank,
+                lora_alpha=2 * rank,
+                target_modules=targets,
+                modules_to_save=None if trained is None else list(trained),
+            ),
+        )
     return adapted
+
+
+def _takes_adapter(layer: nn.Module) -> bool:
+    """Return whether a layer is called with its own weights: the output layer of nn.MultiheadAttention is not."""
+    if type(layer) is nn.Conv2d:
+        return layer.groups == 1
+    return (
+        type(layer) is nn.Linear or type(layer).__name__ == "Conv1D"
+    )  # transformers' name for a linear layer
+
+
+def last_layer(model: nn.Module, num_outputs: int) -> str:
+    """Return the name of the last layer with one output for each class.
+
+    Raises:
+        ParamError: if there is none.
+    """
+    widths = {
+        name: getattr(layer, "out_features", getattr(layer, "out_channels", None))
+        for name, layer in model.named_modules()
+    }
+    names = [name for name, width in widths.items() if width == num_outputs]
+    if not names:
+        raise ParamError(
+            "Param loraRank is set, and the model has no last layer with an output per class, which would be trained "
+            "as a whole. Leave loraRank out."
+        ).about("loraRank")
+    return str(names[-1])
+
+
+def merge_adapters(network: nn.Module) -> None:
+    """Replace adapted parts of a network by parts with the adapters merged into their weights."""
+    for name, part in list(network.named_children()):
+        if hasattr(part, "merge_and_unload"):
+            setattr(network, name, merged(part))
 
 
 def merged(decoder: Any) -> nn.Module:

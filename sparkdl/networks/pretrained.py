@@ -117,6 +117,18 @@ class PretrainedTextNetwork(nn.Module):
         scores: Tensor = self.model(**dict(zip(self.names, inputs, strict=True))).logits
         return scores
 
+    def new_layers(self) -> list[str]:
+        """Return the names of the model's submodules that are new, or may be: those after its body, and its pooler."""
+        model: Any = self.model
+        body = model.base_model_prefix
+        # peft takes names that end so: a layer without weights, such as a dropout, would be found in the body as well.
+        after = [
+            name
+            for name, layer in model.named_children()
+            if name != body and next(layer.parameters(), None) is not None
+        ]
+        return after + [name for name, _ in model.named_modules() if name.endswith(".pooler")]
+
 
 class TextEmbedding(PretrainedTextNetwork):
     """Calls a model of transformers, and returns the mean of its last hidden states over a text's tokens."""

@@ -14,15 +14,17 @@ class Moments:
     """Mean and standard deviation of each column of the values that are added, batch by batch.
 
     Computed in float64 by the parallel algorithm of Chan, Golub and LeVeque (1979), which stays accurate if the mean is
-    large compared to the spread.
+    large compared to the spread. NaN stands for a missing value, which does not count.
 
     Attributes:
         num_rows: number of rows that were added.
-        mean: mean of each column, ``(columns,)``; empty before the first batch.
+        counts: number of values of each column, ``(columns,)``.
+        mean: mean of each column, ``(columns,)``; empty before the first batch, 0 without values.
     """
 
     def __init__(self) -> None:
         self.num_rows = 0
+        self.counts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.mean: npt.NDArray[np.float64] = np.zeros(0)
         self._squares: npt.NDArray[np.float64] = np.zeros(0)
 
@@ -32,20 +34,23 @@ class Moments:
         if not rows:
             return
         batch = values.astype(np.float64)
-        mean = batch.mean(axis=0)
-        squares = ((batch - mean) ** 2).sum(axis=0)
+        is_present = ~np.isnan(batch)
+        counts = is_present.sum(axis=0)
+        mean = np.where(is_present, batch, 0.0).sum(axis=0) / np.maximum(counts, 1)
+        squares = (np.where(is_present, batch - mean, 0.0) ** 2).sum(axis=0)
         if not self.num_rows:
-            self.num_rows, self.mean, self._squares = rows, mean, squares
+            self.num_rows, self.counts, self.mean, self._squares = rows, counts, mean, squares
             return
-        total, difference = self.num_rows + rows, mean - self.mean
-        self._squares += squares + difference**2 * (self.num_rows * rows / total)
-        self.mean = self.mean + difference * (rows / total)
-        self.num_rows = total
+        total, difference = self.counts + counts, mean - self.mean
+        share = counts / np.maximum(total, 1)
+        self._squares += squares + difference**2 * (self.counts * share)
+        self.mean = self.mean + difference * share
+        self.num_rows, self.counts = self.num_rows + rows, total
 
     @property
     def deviation(self) -> npt.NDArray[np.float64]:
         """Standard deviation of each column, ``(columns,)``; 1 for a constant column, which is then not scaled."""
-        deviation = np.sqrt(self._squares / max(self.num_rows, 1))
+        deviation = np.sqrt(self._squares / np.maximum(self.counts, 1))
         # Rounding errors of a constant column are not a spread.
         is_constant = deviation <= 1e-14 * np.abs(self.mean)
         return np.where(is_constant, 1.0, deviation)

@@ -75,7 +75,7 @@ LAYERS = {
     "bench": "allreduce | feed | fit | launch | link | parallel | scaling | step | transform, contest, rank_group, "
     "contenders | libraries | namespaces | options | report",
     "estimators": "ready_made, torch_estimator, torch_model, given_module, fit | persistence | evaluation, "
-    "params | summary, scoring | summary_plot",
+    "importances, learning_rate_search, params | summary, scoring | summary_plot",
 }
 """The modules and folders of a floor, from the top: at run time a layer only imports later ones."""
 

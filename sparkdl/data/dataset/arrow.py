@@ -186,11 +186,17 @@ def to_numpy(
         if column.kind in {"ragged", "image"}:
             return _objects_of_rows(values, column, remedy)
         for level in range(len(column.shape)):
-            _check_no_nulls(values, column)
             values = _flatten(values, level, column, remedy)
-        _check_no_nulls(values, column)
+        is_missing = None
+        if column.takes_nulls:
+            values, is_missing = _without_nulls(values, column)
+        else:
+            _check_no_nulls(values, column)
         if column.kind != "number":
-            return _without_number_type(values, column).reshape((num_rows, *column.shape))
+            others = _without_number_type(values, column)
+            if is_missing is not None:
+                others[is_missing] = "NaT"
+            return others.reshape((num_rows, *column.shape))
     except pa.ArrowException as error:
         raise DataError(
             f"Column {column.name!r} of the type {array.type} cannot be given as {_describe(column)}: "
@@ -198,7 +204,27 @@ def to_numpy(
         ) from error
     if _PRIMITIVES.get(values.type) != column.dtype:
         raise _other_type(array.type, column)
-    return _primitive_to_numpy(values, column.dtype).reshape((num_rows, *column.shape))
+    numbers = _primitive_to_numpy(values, column.dtype)
+    if is_missing is not None:
+        numbers[is_missing] = np.nan
+    return numbers.reshape((num_rows, *column.shape))
+
+
+def _without_nulls(values: pa.Array, column: Column) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
+    """Return values with nulls replaced as the column says, and a mask of those to be marked as missing; None for none.
+
+    Objects keep their nulls, which become None.
+    """
+    if column.kind == "number" and column.null_value is None and not pa.types.is_floating(values.type):
+        values = values.cast(pa.float64(), safe=False)
+    if not values.null_count:
+        return values, None
+    if column.null_value is not None:
+        return values.fill_null(pa.scalar(column.null_value, values.type)), None
+    if column.dtype == "object":
+        return values, None
+    is_missing = _primitive_to_numpy(values.is_null(), "bool")
+    return values.fill_null(pa.scalar(0, values.type)), is_missing
 
 
 def _without_number_type(values: pa.Array, column: Column) -> npt.NDArray[np.generic]:
@@ -287,6 +313,13 @@ def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy 
     length = column.shape[level]
     if not is_list(values.type):
         raise _other_type(values.type, column)
+    if values.null_count and column.takes_nulls:
+        places = np.full((len(values), length), -1)
+        is_valid = _primitive_to_numpy(values.is_valid(), "bool")
+        places[is_valid] = np.arange(is_valid.sum() * length).reshape(-1, length)
+        inner = _flatten(values.drop_null(), level, column, remedy)
+        return inner.take(pa.array(places.reshape(-1), mask=places.reshape(-1) < 0))
+    _check_no_nulls(values, column)
     if pa.types.is_fixed_size_list(values.type):
         lengths = np.array([values.type.list_size])
     else:

@@ -10,7 +10,9 @@ returns other columns.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime
+from decimal import Decimal
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,9 @@ class Column:
         is_utc: whether timestamps are instants, given in UTC, and not clock times without a time zone.
         value_range: smallest and largest value of an integer scalar column, if the file footers hold them.
         num_nulls: number of nulls that the footers count; for an array column also null elements and empty arrays.
+        takes_nulls: whether the feed yields rows with nulls; otherwise they are an error.
+        null_value: value in place of each null; None for the missing value of the dtype: NaN for numbers, which are
+            then floats, NaT for dates and timestamps, None for objects.
 
     Values from the footers are not part of a column's identity and are left out of comparisons.
     """
@@ -67,6 +72,32 @@ class Column:
     num_nulls: int = field(default=0, compare=False)
     object_bytes: int = field(default=0, compare=False)
     """Average bytes of an object, from the first rows and the footers; 0 for columns of other dtypes."""
+    takes_nulls: bool = False
+    null_value: Any = None
+
+    def with_nulls(self, value: Any) -> Column:
+        """Return the column as a feed yields it with a value in place of nulls; see ``null_value``.
+
+        Raises:
+            ParamError: if the column cannot hold the value.
+            DataError: if the column holds arrays of different lengths, or images.
+        """
+        if self.kind in ("ragged", "image"):
+            held = "images" if self.kind == "image" else "arrays that differ in length"
+            raise DataError(
+                f"Column {self.name!r} holds {held}, whose nulls cannot be filled. Leave those rows out."
+            )
+        dtype = self.dtype
+        if value is None:
+            if self.kind == "number" and "float" not in dtype:
+                dtype = "float64"
+        elif not _holds(self, value):
+            held = self.dtype if self.kind == "number" else self.kind
+            raise ParamError(
+                f"Column {self.name!r} holds {held} values, and nulls are {value!r}, which is none. Give a value that "
+                "it can hold, or None for NaN, NaT or None."
+            )
+        return replace(self, dtype=dtype, takes_nulls=True, null_value=value)
 
     @property
     def row_bytes(self) -> int:
@@ -74,6 +105,31 @@ class Column:
         if self.object_bytes:
             return self.object_bytes
         return int(np.dtype(self.dtype).itemsize) * math.prod(self.shape)
+
+
+_TYPES_OF_NULL_VALUES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "binary": (bytes,),
+    "decimal": (Decimal, int),
+    "date": (date,),
+    "timestamp": (datetime,),
+}
+
+
+def _holds(column: Column, value: Any) -> bool:
+    """Return whether a value is one of a column's, as it is stored."""
+    if column.kind != "number":
+        return isinstance(value, _TYPES_OF_NULL_VALUES[column.kind])
+    if not isinstance(value, bool | int | float | np.bool_ | np.number):
+        return False
+    if "float" in column.dtype:
+        return True
+    if not math.isfinite(value) or int(value) != value:
+        return False
+    if column.dtype == "bool":
+        return value in (0, 1)
+    limits = np.iinfo(column.dtype)
+    return bool(limits.min <= value <= limits.max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +185,18 @@ class ParquetDataset:
             return self._by_name[name]
         except KeyError:
             raise missing_column_error(name, list(self._by_name)) from None
+
+    def with_nulls(self, nulls: Mapping[str, Any]) -> ParquetDataset:
+        """Return the dataset with columns whose nulls a feed replaces, by name; see :meth:`Column.with_nulls`.
+
+        Raises:
+            ParamError: if a column cannot hold its value.
+            DataError: if a column does not exist, or its nulls cannot be replaced.
+        """
+        if not nulls:
+            return self
+        replaced = {name: self.column(name).with_nulls(value) for name, value in nulls.items()}
+        return replace(self, columns=tuple(replaced.get(column.name, column) for column in self.columns))
 
     @cached_property
     def _by_name(self) -> dict[str, Column]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from sparkdl.data.dataset.table_logs import DELTA_LOG, refuse_tables
+import pyarrow as pa
+
+from sparkdl.data.dataset.table_logs import refuse_tables
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,11 +41,6 @@ _HARMLESS = frozenset(
 """Features of a table that leave the rows of its files as they are."""
 
 
-def is_delta_table(location: Location) -> bool:
-    """Return whether a folder is itself a Delta table."""
-    return bool(location.filesystem.isdir(f"{location.path}/{DELTA_LOG}"))
-
-
 def files_of_delta(location: Location, url: str, *, without_partitions: bool = False) -> list[str]:
     """Return the paths of a Delta table's files, relative to its folder and sorted.
 
@@ -69,14 +66,13 @@ def _files(location: Location, *, without_partitions: bool) -> tuple[list[str], 
         from deltalake import DeltaTable
     except ImportError:
         return [], "It could be read in place with deltalake, which is not installed: pip install deltalake."
-    address = location.name_of(location.path)
     try:
-        table = DeltaTable(address)
+        table = DeltaTable(location.name_of(location.path))
         features = set(table.protocol().reader_features or ()) - _HARMLESS
         metadata = table.metadata()
         mapping = metadata.configuration.get("delta.columnMapping.mode", "none")
         num_vectors = table.deletion_vectors().read_all().num_rows
-        uris = table.file_uris()
+        logged = pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()
     except Exception as error:  # any error of a library in Rust, which has classes of its own
         return [], f"deltalake cannot read its log: {type(error).__name__}: {error}".rstrip(".") + "."
     if num_vectors:
@@ -87,15 +83,10 @@ def _files(location: Location, *, without_partitions: bool) -> tuple[list[str], 
         return [], f"It has the features {', '.join(sorted(features))}, with which its files do not say all."
     if without_partitions and metadata.partition_columns:
         return [], f"Its columns {', '.join(metadata.partition_columns)} are not in its files."
-    if not uris:
+    if not logged:
         return [], "It has no rows."
-    root = f"{_without_scheme(address).rstrip('/')}/"
-    paths = [_without_scheme(unquote(uri)) for uri in uris]
-    outside = [path for path in paths if not path.startswith(root)]
+    paths = sorted(map(unquote, logged))  # the log has them as in URLs
+    outside = [path for path in paths if path.startswith("/") or "://" in path]
     if outside:
         return [], f"Its file {outside[0]} is in another folder."
-    return sorted(path.removeprefix(root) for path in paths), ""
-
-
-def _without_scheme(address: str) -> str:
-    return address.partition("://")[2] or address
+    return paths, ""

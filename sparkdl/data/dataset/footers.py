@@ -29,9 +29,8 @@ from sparkdl.data.dataset.arrow import (
 )
 from sparkdl.data.dataset.column_chunks import ColumnChunk, parse_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, folder_values, missing_column_error
-from sparkdl.data.dataset.delta_tables import files_of_delta, is_delta_table
 from sparkdl.data.dataset.row_group_file import RowGroupFile, is_damage
-from sparkdl.data.dataset.table_logs import refuse_tables
+from sparkdl.data.dataset.table_logs import is_delta_table, refuse_tables
 from sparkdl.data.files.changed_files import version_of
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.errors import (
@@ -68,13 +67,19 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
     """
     with reading_from(url):
         paths = _paths_below(location)
-        if is_delta_table(location):
-            return files_of_delta(location, url)
+        if is_delta_table(location.filesystem, location.path):
+            return _files_of_delta(location, url)
         refuse_tables(location.filesystem, location.path, url, paths)
         files = _data_files(paths)
         if not files:
             raise _none_found(location, url)
     return files
+
+
+def _files_of_delta(location: Location, url: str, *, without_partitions: bool = False) -> list[str]:
+    from sparkdl.data.dataset.delta_tables import files_of_delta  # most datasets are none
+
+    return files_of_delta(location, url, without_partitions=without_partitions)
 
 
 def list_parquet_files(location: Location) -> list[str]:
@@ -101,12 +106,12 @@ def urls_for_spark(url: str) -> list[str]:
         )
         folders = [path for path in matches if not filesystem.isfile(path)]
         paths = {folder: _paths_below(replace(location, path=folder)) for folder in folders}
-        is_delta = not has_pattern and is_delta_table(location)
+        is_delta = not has_pattern and is_delta_table(location.filesystem, location.path)
     except Exception:  # Spark alone has the plugin or the credentials for the filesystem
         return [url]
     root = url if location.is_local else location.spark_url
     if is_delta:
-        files = files_of_delta(location, url, without_partitions=True)
+        files = _files_of_delta(location, url, without_partitions=True)
         return [f"{root.rstrip('/')}/{path}" for path in files]
     for folder, below in paths.items():
         refuse_tables(filesystem, folder, url, below)

@@ -178,7 +178,60 @@ class RepeatedRows:
         return np.repeat(rows, self.repeat(_values_of(table, self.names))[rows])
 
 
-RowChoice: TypeAlias = RowFilter | DrawnRows | RepeatedRows
+@dataclass(frozen=True, kw_only=True)
+class SpreadRows:
+    """Some rows of some row groups, at equal distances.
+
+    Attributes:
+        counts: number of rows of every row group.
+        among: rows of which these are some; None for all rows.
+    """
+
+    counts: tuple[int, ...] = field(repr=False)
+    among: RowChoice | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that have to be read."""
+        return () if self.among is None else tuple(self.among.columns)
+
+    def rows_kept(self, table: pa.Table, row_group: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the selected rows of a row group, ascending."""
+        rows = np.arange(table.num_rows) if self.among is None else self.among.rows_kept(table, row_group)
+        count = self.counts[row_group]
+        return rows[np.arange(count) * len(rows) // max(count, 1)]
+
+
+_NUM_SPREAD = 16
+
+
+def spread_rows(row_counts: Sequence[int], among: RowChoice | None, num_rows: int) -> SpreadRows:
+    """Return some rows of a dataset, or among chosen ones whose number is known, without reading all row groups.
+
+    They are from 16 row groups, or from as many as are needed, which are at equal distances like the rows in them.
+
+    Args:
+        row_counts: number of rows of every row group of the dataset.
+        among: chosen rows; None for all.
+        num_rows: number of rows; all if there are fewer.
+    """
+    counts = np.array(row_counts if among is None else among.counts)
+    present = np.flatnonzero(counts)
+    num_groups = _NUM_SPREAD
+    while True:
+        places = np.linspace(0, len(present) - 1, min(num_groups, len(present)))
+        chosen = present[np.unique(places.astype(np.int64))]
+        total = int(counts[chosen].sum())
+        if total >= num_rows or len(chosen) == len(present):
+            break
+        num_groups *= 2
+    taken = np.zeros(len(counts), np.int64)
+    ends = np.concatenate([[0], np.cumsum(counts[chosen])]) * min(num_rows, total) // total
+    taken[chosen] = np.diff(ends)
+    return SpreadRows(counts=tuple(taken.tolist()), among=among)
+
+
+RowChoice: TypeAlias = RowFilter | DrawnRows | RepeatedRows | SpreadRows
 """Rows of a dataset that a feed yields."""
 
 
@@ -194,7 +247,7 @@ def as_row_choice(row_filter: Any) -> RowChoice | None:
     Raises:
         DataError: if it is something else.
     """
-    if row_filter is None or isinstance(row_filter, RowFilter | DrawnRows | RepeatedRows):
+    if row_filter is None or isinstance(row_filter, RowFilter | DrawnRows | RepeatedRows | SpreadRows):
         return row_filter
     if callable(getattr(row_filter, "get_fields", None)) and callable(
         getattr(row_filter, "do_include", None)

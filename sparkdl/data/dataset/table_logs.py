@@ -55,6 +55,11 @@ def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (
         )
 
 
+def is_delta_table(filesystem: Any, path: str) -> bool:
+    """Return whether a folder is itself a Delta table."""
+    return _is_log(filesystem, f"{path}/{DELTA_LOG}")
+
+
 def find_logs(filesystem: Any, folders: Iterable[str], names: Iterable[str] = tuple(_SYSTEMS)) -> list[str]:
     """Return the paths of the logs in these folders and in all folders above them, sorted by folder.
 

@@ -149,6 +149,9 @@ class ParquetFeed(Closing):
             the columns that the function returns, and the function takes all columns. The function takes a pandas
             DataFrame of rows of one row group, or with a Unischema a dict of one row, and must not change the number
             of rows. A cache keeps transformed rows.
+        nulls: value in place of nulls, by column: ``{"price": 0.0, "kind": "none"}``. None stands for NaN, with which
+            integers and booleans become float64, for NaT and for None. Nulls in other columns are an error. In a column
+            of arrays of one length, the value replaces each null element, and all elements of a null array.
         communicator: communicator of all ranks, so that each rank counts its part of the row groups; making the feed
             is then a collective operation. Used only for a ``row_filter``.
         cache: where to keep decoded row groups after they were first read: ``"memory"``, ``"disk"`` for files that
@@ -187,6 +190,7 @@ class ParquetFeed(Closing):
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         row_filter: Any = None,
         transform: Any = None,
+        nulls: Mapping[str, Any] | None = None,
         communicator: Communicator | None = None,
         cache: str | None = None,
         cache_limit_bytes: int = 4 << 30,
@@ -215,6 +219,13 @@ class ParquetFeed(Closing):
         check_transform(transform)
         names, fields = names_and_fields(columns, transform)
         self.dataset = find_dataset(source, names, shapes, timeout_s=read_timeout_s)
+        if nulls:
+            if transform is not None:
+                raise ParamError(
+                    "nulls and transform are both set, and the function of a transform gets nulls as pandas has them. "
+                    "Fill them there."
+                )
+            self.dataset = self.dataset.with_nulls(nulls)
         if isinstance(chosen, RowFilter):
             chosen = self.dataset.filter_of(chosen)
         preparation = self.dataset.preparation(transform, names)

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset.arrow import ENCODED_FIELDS, IMAGE_FIELDS
-from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.dataset.dataset import Column, missing_column_error
 from sparkdl.errors import DataError
 from sparkdl.spark.session import is_session_stopped
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructField, StructType
-
-    from sparkdl.data.dataset.dataset import Column
 
 
 def check_types(
@@ -41,7 +39,7 @@ def check_types(
         raise DataError("No columns were given; name at least one.")
     fields = {field.name: field for field in schema.fields}
     num_fields = Counter(field.name for field in schema.fields)
-    chosen = []
+    chosen, faults = [], []
     for name in dict.fromkeys(columns):
         if name not in fields:
             raise missing_column_error(name, list(fields))
@@ -49,17 +47,27 @@ def check_types(
             raise ambiguous_column_error(name, num_fields[name])
         data_type = fields[name].dataType
         if not numbers_only and stored_type(data_type) is None:
-            raise DataError(
+            faults.append(
                 f"Column {name!r} holds {data_type.simpleString()}, which the feed has no form for. Select what is "
                 "inside it as columns of their own."
             )
         remedy = _remedy(data_type) if numbers_only else ""
         if remedy:
-            raise DataError(
-                f"Column {name!r} holds {fields[name].dataType.simpleString()}, not numbers. {remedy}"
-            )
+            faults.append(f"Column {name!r} holds {data_type.simpleString()}, not numbers. {remedy}")
         chosen.append(fields[name])
+    if faults:
+        raise faults_error(faults)
     return chosen
+
+
+def faults_error(faults: Sequence[str]) -> DataError:
+    """Return one error for the faults of several columns, each a sentence or two; ten are shown."""
+    more = len(faults) - _MOST_SHOWN
+    end = [f"So it is with {more} more columns."] if more > 0 else []
+    return DataError(" ".join([*faults[:_MOST_SHOWN], *end]))
+
+
+_MOST_SHOWN = 10
 
 
 def check_case(df: DataFrame, columns: Iterable[str]) -> None:
@@ -162,6 +170,17 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
     if isinstance(element, T.StructType) and tuple(element.names) == IMAGE_FIELDS and not depth:
         return "image", "object", depth
     return None
+
+
+def columns_of(fields: Iterable[StructField]) -> list[Column]:
+    """Return what types say about columns that can be fed: an array has the right depth, and lengths of 0."""
+    columns = []
+    for field in fields:
+        stored = stored_type(field.dataType)
+        assert stored is not None, "types are checked before"
+        kind, dtype, depth = stored
+        columns.append(Column(name=field.name, kind=kind, dtype=dtype, shape=(0,) * depth))
+    return columns
 
 
 def without_decimals(data_type: DataType) -> DataType:

@@ -1,7 +1,8 @@
 """Recognizes DataFrames that only read Parquet files, which ranks can read in place.
 
 The optimized plan of such a DataFrame is a read of Parquet and at most a selection of its columns. For any other plan,
-such as one with a filter, a cast, a cache, a table of a catalog or a Delta log, the rows are copied.
+such as one with a filter, a cast, a cache or a table of a catalog, the rows are copied. They are copied, too, if a
+Delta log says more than the files do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.footers import scan_dataset
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, is_vector, stored_type, with_bytes
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.plans import is_parquet_read
@@ -18,18 +20,19 @@ from sparkdl.data.spark.validate import check_no_nulls, check_shapes
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField
 
     from sparkdl.data.dataset.dataset import ParquetDataset
+    from sparkdl.data.spark.input_files import InputFiles
 
 logger = logging.getLogger(__name__)
 
 
 def open_in_place(
-    df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool
+    df: DataFrame, fields: Sequence[StructField], *, allow_ragged: bool, nullable: Collection[str] = ()
 ) -> ParquetDataset | None:
     """Return the files of a DataFrame as a dataset, checked as a copy would be; None if the rows must be copied.
 
@@ -43,7 +46,7 @@ def open_in_place(
     if not is_parquet_read(df.select("*")):
         return None
     files = input_files(df)
-    if files is None or files.is_delta:
+    if files is None or (files.is_delta and not _are_a_delta_table(files)):
         return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
     unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
@@ -61,5 +64,16 @@ def open_in_place(
     with reading_job(df.sparkSession, "checking rows in place", columns=names):
         shapes = check_shapes(df, depths, allow_ragged=allow_ragged)
         dataset = scan_dataset(files.folder, names, shapes, files.paths)
-        check_no_nulls(with_bytes(df, fields), dataset)
+        check_no_nulls(with_bytes(df, fields), dataset, nullable)
     return dataset
+
+
+def _are_a_delta_table(files: InputFiles) -> bool:
+    """Return whether files are all of a Delta table's newest version, and all of their rows are valid."""
+    from sparkdl.data.dataset.delta_tables import files_of_delta  # most datasets are none
+
+    try:
+        return list(files.paths) == files_of_delta(open_location(files.folder), files.folder)
+    except DataError as error:
+        logger.info("The rows are copied: %s", error)
+        return False

@@ -46,7 +46,7 @@ from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructField
@@ -78,6 +78,7 @@ class _Request:
     vector_dtype: str
     row_group_bytes: int
     allow_ragged: bool
+    nullable: frozenset[str]
     on_write: Callable[[], None] | None
     in_tasks: Callable[[int], None] | None
 
@@ -89,6 +90,7 @@ class _Request:
             "vector_dtype": self.vector_dtype,
             "row_group_bytes": self.row_group_bytes,
             "allow_ragged": self.allow_ragged,
+            "nullable": sorted(self.nullable),
         }
         return shared_key(self.origin, options)
 
@@ -119,6 +121,7 @@ def materialize(
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
+    nullable: Collection[str] = (),
 ) -> ParquetDataset:
     """Return columns of a DataFrame as a Parquet dataset, after checking that ranks can be fed with them.
 
@@ -136,6 +139,7 @@ def materialize(
         vector_dtype: dtype of the elements of vector columns, ``float64`` or ``float32``.
         row_group_bytes: decoded bytes at which a row group ends, whatever the number of partitions.
         allow_ragged: whether arrays of a column may differ in length, or be empty.
+        nullable: names of columns that may have nulls, which a feed replaces: ``ParquetFeed(..., nulls=...)``.
 
     Returns:
         The dataset. It stays for the Store's ``keep_for`` after its last use; :func:`use_materialized` keeps it
@@ -158,6 +162,7 @@ def materialize(
         vector_dtype=vector_dtype,
         row_group_bytes=row_group_bytes,
         allow_ragged=allow_ragged,
+        nullable=nullable,
     )
     if obtained.use is not None:
         obtained.use.end()
@@ -172,6 +177,7 @@ def use_materialized(
     *,
     vector_dtype: str = "float64",
     allow_ragged: bool = True,
+    nullable: Collection[str] = (),
     origin: DataFrame | None = None,
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
@@ -192,6 +198,7 @@ def use_materialized(
         "use_materialized",
         vector_dtype=vector_dtype,
         allow_ragged=allow_ragged,
+        nullable=nullable,
         origin=origin,
         on_write=on_write,
         in_tasks=in_tasks,
@@ -220,6 +227,7 @@ def obtain_dataset(
     vector_dtype: str = "float64",
     row_group_bytes: int = ROW_GROUP_BYTES,
     allow_ragged: bool = True,
+    nullable: Collection[str] = (),
     origin: DataFrame | None = None,
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
@@ -241,6 +249,7 @@ def obtain_dataset(
         vector_dtype,
         row_group_bytes,
         allow_ragged,
+        frozenset(nullable),
         on_write,
         in_tasks,
     )
@@ -248,7 +257,7 @@ def obtain_dataset(
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
     check_counts(least=1, row_group_bytes=row_group_bytes)
     with jobs_of(taker, unless_named=True):
-        dataset = open_in_place(df, fields, allow_ragged=allow_ragged)
+        dataset = open_in_place(df, fields, allow_ragged=allow_ragged, nullable=nullable)
         if dataset is not None:
             return Obtained(dataset, use_if_removable(dataset.url), is_written=False)
         request.store.check_writable()
@@ -274,6 +283,7 @@ def describe_first_rows(
     num_rows: int,
     vector_dtype: str,
     allow_ragged: bool,
+    nullable: Collection[str] = (),
 ) -> ParquetDataset:
     """Return the first rows without nulls as a dataset in a local folder of the driver, which needs no Store.
 
@@ -284,6 +294,7 @@ def describe_first_rows(
         num_rows: number of rows.
         vector_dtype: dtype of the elements of vector columns.
         allow_ragged: whether arrays of a column may differ in length, or be empty.
+        nullable: names of columns that may have nulls in these rows.
 
     Raises:
         DataError: as :func:`materialize`.
@@ -294,7 +305,9 @@ def describe_first_rows(
     check_case(df, columns)
     names = [field.name for field in fields]
     spark = df.sparkSession
-    chosen = df.select(*map(quoted, names)).dropna(subset=[quoted(name) for name in names])
+    chosen = df.select(*map(quoted, names))
+    if complete := [quoted(name) for name in names if name not in nullable]:
+        chosen = chosen.dropna(subset=complete)
     with reading_job(spark, "reading example rows", columns=names):
         # Spark reads one partition after the other until it has the rows.
         rows = spark.createDataFrame(chosen.limit(num_rows).collect(), StructType(fields))
@@ -304,11 +317,11 @@ def describe_first_rows(
     url = absolute_url(folder)
     (report,) = [
         WrittenFile.from_json(made.column(0)[0].as_py())
-        for made in write_partition(iter(batches), url, names, ROW_GROUP_BYTES)
+        for made in write_partition(iter(batches), url, names, ROW_GROUP_BYTES, nullable=nullable)
     ] or [WrittenFile()]
     if not report.num_rows:
         raise no_rows_error()
-    check_census(report.columns, report.num_rows)
+    check_census(report.columns, report.num_rows, nullable)
     return scan_dataset(url, names, _shapes(fields, report.columns, allow_ragged=allow_ragged))
 
 
@@ -365,6 +378,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
         names=names,
         row_group_bytes=request.row_group_bytes,
         begin=request.in_tasks,
+        nullable=request.nullable,
     )
     # Other tasks of a failed job would continue to write, and create the folder again that is removed now.
     with reading_job(df.sparkSession, "writing rows", waits_for_tasks=True):
@@ -379,7 +393,7 @@ def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
     for file in files:
         add_up(census, file.columns)
     # Before the shapes, because a column of nulls has no lengths.
-    check_census(census, num_rows)
+    check_census(census, num_rows, request.nullable)
     shapes = _shapes(request.fields, census, allow_ragged=request.allow_ragged)
     files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)

@@ -7,17 +7,17 @@ NaN is accepted as a number.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.spark.columns import quoted
 from sparkdl.errors import ColumnMismatchError, DataError, EmptyDatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
-    from sparkdl.data.dataset.dataset import Column as FeedColumn
     from sparkdl.data.dataset.dataset import ParquetDataset
     from sparkdl.data.spark.writing import ColumnCensus
 
@@ -68,36 +68,67 @@ def no_rows_error() -> DataError:
     return EmptyDatasetError("The DataFrame has no rows; there is nothing to train on.")
 
 
-def check_census(census: Mapping[str, ColumnCensus], num_rows: int) -> None:
+def check_census(census: Mapping[str, ColumnCensus], num_rows: int, nullable: Collection[str] = ()) -> None:
     """Check the census that was taken while the rows were written.
 
     Raises:
-        DataError: if a column has nulls, or arrays with null elements; the message says how many and shows the
-            first such row.
+        DataError: if columns that are not ``nullable`` have nulls, or arrays with null elements; the message names all
+            of them, says how many rows have nulls, and shows the first such row of each.
     """
-    for name, column in census.items():
-        if column.num_null_rows:
-            raise _null_rows_error(name, column.num_null_rows, num_rows, column.first)
-        if column.num_rows_with_null_elements:
-            raise _null_elements_error(name, column.num_rows_with_null_elements, num_rows, column.first)
+    faults = [
+        _nulls_of_rows(name, column.num_null_rows, num_rows, column.first)
+        if column.num_null_rows
+        else _nulls_of_elements(name, column.num_rows_with_null_elements, num_rows, column.first)
+        for name, column in census.items()
+        if name not in nullable and (column.num_null_rows or column.num_rows_with_null_elements)
+    ]
+    if faults:
+        raise _nulls_error(faults)
 
 
-def check_no_nulls(df: DataFrame, dataset: ParquetDataset) -> None:
+def check_no_nulls(df: DataFrame, dataset: ParquetDataset, nullable: Collection[str] = ()) -> None:
     """Check the null counts that the footers of a dataset hold.
 
-    Footers count an empty array as a null, too: if they count nulls in a column, its rows are checked.
+    Footers count an empty array as a null, too: if they count nulls in columns, one job checks the rows.
 
     Args:
         df: DataFrame of the written rows, which is read only if the footers count nulls.
         dataset: the dataset.
+        nullable: names of columns that may have nulls.
 
     Raises:
-        DataError: if a column has nulls, or arrays with null elements; the message says how many and shows the
-            first such row.
+        DataError: if other columns have nulls, or arrays with null elements; the message names all of them, says how
+            many rows have nulls, and shows the first such row of each.
     """
-    for column in dataset.columns:
-        if column.num_nulls:
-            _check_values(df, column, dataset.num_rows)
+    suspects = [column for column in dataset.columns if column.num_nulls and column.name not in nullable]
+    if not suspects:
+        return
+    from pyspark.sql import functions as F
+
+    row = F.struct(*[F.col(quoted(name)) for name in df.columns])
+    aggregates = []
+    for index, column in enumerate(suspects):
+        values, depth = F.col(quoted(column.name)), len(column.lengths or column.shape)
+        has_null = _has_null_elements(values, depth) if depth else F.lit(False)
+        for condition in (values.isNull(), F.coalesce(has_null, F.lit(False))):
+            first = F.first(F.when(condition, row), ignorenulls=True) if index < _MOST_SHOWN else F.lit(None)
+            aggregates += [F.count_if(condition), first]
+    named = [aggregate.alias(f"_{index}") for index, aggregate in enumerate(aggregates)]
+    found = iter(df.agg(*named).collect()[0])
+    faults = []
+    for column, of_rows, first_row, of_elements, first_elements in zip(suspects, *[found] * 4, strict=True):
+        if of_rows:
+            faults.append(_nulls_of_rows(column.name, of_rows, dataset.num_rows, _shown(first_row)))
+        elif of_elements:
+            faults.append(
+                _nulls_of_elements(column.name, of_elements, dataset.num_rows, _shown(first_elements))
+            )
+    if faults:
+        raise _nulls_error(faults)
+
+
+def _shown(row: Any) -> str:
+    return "" if row is None else describe_row(row.asDict())
 
 
 TORCH_IGNORE_INDEX = -100
@@ -182,19 +213,6 @@ def common_length(
     return int(greatest)
 
 
-def _check_values(df: DataFrame, described: FeedColumn, num_rows: int) -> None:
-    from pyspark.sql import functions as F
-
-    name, depth = described.name, len(described.lengths or described.shape)
-    column = F.col(quoted(name))
-    num_null_rows, first = _count_and_find(df, column.isNull())
-    if num_null_rows or not depth:
-        raise _null_rows_error(name, num_null_rows, num_rows, first)
-    num_null_rows, first = _count_and_find(df, _has_null_elements(column, depth))
-    if num_null_rows:
-        raise _null_elements_error(name, num_null_rows, num_rows, first)
-
-
 def _has_null_elements(column: Column, depth: int) -> Column:
     """Whether an array holds nulls at one of its levels; null for an array that is null."""
     from pyspark.sql import functions as F
@@ -206,21 +224,45 @@ def _has_null_elements(column: Column, depth: int) -> Column:
     return has_null | _has_null_elements(F.flatten(column), depth - 1)
 
 
-def _null_rows_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:
-    return DataError(
-        f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}. Fill those "
-        f"values, or leave the rows out with df.dropna(subset=[{name!r}])."
+@dataclass(frozen=True)
+class _Nulls:
+    """A column with nulls.
+
+    Attributes:
+        column: its name.
+        text: clause that says how many rows have nulls, and shows the first one.
+        in_rows: whether the column is null in rows, and not only elements of its arrays.
+    """
+
+    column: str
+    text: str
+    in_rows: bool
+
+
+def _nulls_of_rows(name: str, num_null_rows: int, num_rows: int, first: str) -> _Nulls:
+    return _Nulls(
+        name, f"Column {name!r} is null in {num_null_rows} of {num_rows} rows, first in {first}.", True
     )
 
 
-def _null_elements_error(name: str, num_null_rows: int, num_rows: int, first: str) -> DataError:
-    return DataError(
-        f"Column {name!r} has arrays with null elements in {num_null_rows} of {num_rows} rows, first in "
-        f"{first}. Fill them, or leave the rows out."
-    )
+def _nulls_of_elements(name: str, num_null_rows: int, num_rows: int, first: str) -> _Nulls:
+    text = f"Column {name!r} has arrays with null elements in {num_null_rows} of {num_rows} rows, first in {first}."
+    return _Nulls(name, text, False)
 
 
-def _count_and_find(df: DataFrame, condition: Column) -> tuple[int, str]:
-    matching = df.where(condition)
-    first: Any = matching.first()
-    return matching.count(), "(none)" if first is None else describe_row(first.asDict())
+def _nulls_error(faults: Sequence[_Nulls]) -> DataError:
+    texts = [fault.text for fault in faults[:_MOST_SHOWN]]
+    if len(faults) > _MOST_SHOWN:
+        texts.append(f"{len(faults) - _MOST_SHOWN} more columns have nulls.")
+    names = [fault.column for fault in faults if fault.in_rows]
+    if not names:
+        texts.append("Fill them, or leave the rows out.")
+    elif len(names) > _MOST_SHOWN:
+        texts.append("Fill those values, or leave the rows out with df.dropna().")
+    else:
+        texts.append(f"Fill those values, or leave the rows out with df.dropna(subset={names!r}).")
+    return DataError(" ".join(texts))
+
+
+_MOST_SHOWN = 10
+"""Maximum number of columns that an error describes."""

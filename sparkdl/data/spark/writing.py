@@ -33,7 +33,7 @@ from sparkdl.foreign_errors import describe_lasting_failure, is_disk_full
 from sparkdl.spark.jobs import spark_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -163,11 +163,12 @@ def write_partition(
     names: list[str],
     row_group_bytes: int,
     begin: Callable[[int], None] | None = None,
+    nullable: Collection[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of a partition to a new file in the folder at ``url`` and yield one report.
 
     The batches have one column of structs, whose fields get the ``names``, in their order. ``begin`` is called before
-    anything is written, with the number of the partition.
+    anything is written, with the number of the partition. Columns in ``nullable`` may have nulls.
 
     An empty partition has no file. A failure of the Store that trying again cannot fix is reported; any other
     failure is raised, so that Spark tries the task again.
@@ -188,7 +189,9 @@ def write_partition(
                     add_up(report.columns, {name: _count_column(column, named) for name, column in columns})
                     report.num_rows += named.num_rows
                     # Rows with nulls are refused in the end: after a null, rows are counted but no longer written.
-                    if not any(census.first for census in report.columns.values()):
+                    if not any(
+                        census.first for name, census in report.columns.items() if name not in nullable
+                    ):
                         writer.write(named)
         report.path = writer.path
         report.row_group_bytes = writer.written_bytes

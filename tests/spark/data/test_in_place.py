@@ -9,8 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from sparkdl.data import ParquetFeed, Store, materialize
+from sparkdl.data.dataset.footers import urls_for_spark
+from sparkdl.data.spark.in_place import open_in_place
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError
 
@@ -176,3 +179,16 @@ def test_in_place_read_accepts_empty_arrays_and_refuses_null_elements(
     for name, count in (("inner", 2), ("outer", 3)):
         with pytest.raises(DataError, match=f"'{name}' has arrays with null elements in {count} of 6 rows"):
             materialize(spark.read.parquet(f"{tmp_path}/nulls"), [name], store)
+
+
+def test_files_of_a_delta_table_are_read_in_place_if_they_are_its_newest_version(spark, tmp_path):
+    folder = str(tmp_path / "table")
+    write_deltalake(folder, pa.table({"a": [1.0, 2.0]}))
+    fields = spark.read.parquet(folder).schema.fields
+    found = open_in_place(spark.read.parquet(folder), fields, allow_ragged=False)
+    assert found is not None
+    assert found.num_rows == 2
+    write_deltalake(folder, pa.table({"a": [3.0]}), mode="overwrite")
+    assert open_in_place(spark.read.parquet(folder), fields, allow_ragged=False) is None
+    newest = spark.read.parquet(*urls_for_spark(folder))
+    assert open_in_place(newest, fields, allow_ragged=False).num_rows == 1

@@ -19,8 +19,10 @@ from pyspark.ml.regression import RegressionModel, Regressor
 from pyspark.ml.tuning import TrainValidationSplit
 from pyspark.sql import functions as F
 
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
+from sparkdl.model.saved_model import load_model
+from sparkdl.model.served_model import PyfuncModel
 from tests.spark.estimators.estimator_examples import store_is_empty
 
 pytestmark = pytest.mark.any_spark_will_do
@@ -175,3 +177,100 @@ def test_one_versus_rest_trains_a_classifier_per_class_and_comes_back_from_disk(
     assert loaded.transform(people).select("prediction").collect() == scored.select("prediction").collect()
     tuning.save(str(tmp_path / "tuning"))
     assert OneVsRest.load(str(tmp_path / "tuning")).getClassifier().getEpochs() == 5
+
+
+@pytest.fixture(scope="module")
+def holes(people):
+    """The rows with nulls and NaN in every kind of column, and with times."""
+    hole = (F.col("id") % 4 == 0) & (F.col("id") > 0)
+    return people.select(
+        "id",
+        F.when(~hole, F.col("image")).alias("image"),
+        F.when(F.col("id") % 5 > 0, F.col("age")).alias("age"),
+        F.when(F.col("id") % 3 > 0, F.col("colour")).alias("colour"),
+        F.when(F.col("id") % 7 > 0, F.col("code")).alias("code"),
+        F.when(F.col("id") % 2 > 0, F.timestamp_micros(F.col("id") * 10**11)).alias("time"),
+        F.when(F.col("id") % 3 > 1, F.date_from_unix_date(F.col("id").cast("int"))).alias("day"),
+        "label",
+    ).cache()
+
+
+def test_missing_values_and_times_are_imputed_alike_in_transform_and_when_served(holes, tmp_path):
+    features = ["image", "age", "colour", "code", "time", "day"]
+    estimator = TorchClassifier(
+        featuresCol=features,
+        categoricalCols=["code"],
+        handleInvalid="impute",
+        classWeights="balanced",
+        epochs=1,
+        **common(tmp_path),
+    )
+    model = estimator.fit(holes)
+    model.write().save(str(tmp_path / "model"))
+    scored = model.transform(holes).orderBy("id").toPandas()
+    probabilities = np.array([vector.toArray() for vector in scored["probability"]])
+    assert np.isfinite(probabilities).all()
+    served = PyfuncModel(load_model(tmp_path / "model" / "module"))
+    given = holes.orderBy("id").withColumn("time", F.unix_micros("time")).select(*features).toPandas()
+    np.testing.assert_allclose(np.stack(served.predict(given)["probability"]), probabilities, rtol=1e-6)
+    numbers = TorchRegressor(
+        featuresCol=["age", "code"], handleInvalid="impute", epochs=1, **common(tmp_path)
+    )
+    prices = numbers.fit(holes).transform(holes)  # several columns of numbers go to Python as one
+    assert prices.where("prediction IS NULL").count() == 0
+    with pytest.raises(
+        DataError, match=r"'age' is null in .*'colour' is null in .*dropna\(subset=\['age', 'colour'\]\)"
+    ):
+        numbers.copy().setParams(featuresCol=["age", "colour"], handleInvalid="error").fit(holes)
+
+
+def test_all_columns_of_the_wrong_type_are_named_before_rows_are_written(people, tmp_path):
+    faulty = people.withColumn("blob", F.lit(b"x")).withColumn("many", F.array(F.lit(b"x")))
+    estimator = TorchClassifier(
+        featuresCol=["blob", "age", "many", "code"], categoricalCols=["age"], **common(tmp_path)
+    )
+    with pytest.raises(
+        DataError, match="'blob' holds binary .*'age' is to hold categories.*'many' holds arrays of binary"
+    ):
+        estimator.fit(faulty)
+    assert store_is_empty(tmp_path / "store")
+
+
+def test_fast_dev_run_tries_all_phases_and_records_nothing(people, tmp_path):
+    settings = common(tmp_path) | {"tracking": "on", "batchSize": 4}
+    estimator = TorchClassifier(
+        featuresCol="image",
+        epochs=50,
+        validationFraction=0.5,
+        sampling="balanced",
+        checkpointDir=str(tmp_path / "checkpoints"),
+        fastDevRun=True,
+        **settings,
+    )
+    model = estimator.fit(people)
+    (record,) = model.history
+    assert record.rows == 12
+    assert "val_accuracy" in record.metrics
+    assert model.summary.run_id is None
+    assert not (tmp_path / "checkpoints").exists()
+    count = sum(parameter.numel() for parameter in model.module.parameters())
+    assert f"{count:,} of {count:,} parameters trained" in str(model.summary)
+    model.write().save(str(tmp_path / "model"))
+    assert type(model).load(str(tmp_path / "model")).summary.num_parameters == count
+
+
+def test_range_test_suggests_a_learning_rate(people, tmp_path):
+    estimator = TorchClassifier(
+        featuresCol="image",
+        validationFraction=0.5,
+        bestMetric="val_loss",
+        **common(tmp_path) | {"batchSize": 8},
+    )
+    found = estimator.find_learning_rate(people, low=1e-5, high=100.0, num_updates=40)
+    assert len(found.rates) == len(found.losses) >= 10
+    assert found.suggestion is not None
+    assert 1e-4 < found.suggestion < 1
+    assert f"{found.suggestion:.2g}" in str(found)
+    found.plot().savefig(tmp_path / "rates.png")
+    with pytest.raises(ParamError, match="0 < low < high"):
+        estimator.find_learning_rate(people, low=1.0, high=0.1)

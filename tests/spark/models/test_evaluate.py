@@ -8,11 +8,14 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from pyspark.sql import functions as F
 from sklearn import metrics as sklearn_metrics
 from torch import nn
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import ClassificationEvaluation, RegressionEvaluation, TorchModel
+from sparkdl.model.saved_model import load_model
+from sparkdl.model.served_model import PyfuncModel
 
 pytestmark = pytest.mark.no_cluster_needed
 
@@ -84,7 +87,6 @@ def test_curves_of_two_classes_are_those_of_scikit_learn(rows, values, kind) -> 
 
 
 def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_model(rows) -> None:
-    from pyspark.sql import functions as F
 
     model = TorchModel.from_module(
         nn.Identity(), example=rows, outputs="class", labelCol="letter", labels=["a", "b", "c"]
@@ -136,3 +138,89 @@ def test_numbers_and_several_outputs_are_evaluated_and_logged_to_the_run(rows, v
 class Both(nn.Module):
     def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"number": rows, "price": rows[:, :1]}
+
+
+def test_rows_count_by_their_weights(rows):
+    weighted = rows.withColumn("weight", F.round(F.abs(F.col("features")[1]), 2))
+    collected = weighted.select("features", "number", "weight", "price").collect()
+    scores = np.array([row["features"] for row in collected])
+    numbers, weights = [row["number"] for row in collected], [row["weight"] for row in collected]
+    model = TorchModel.from_module(
+        nn.Identity(), example=rows, outputs="class", labelCol="number", weightCol="weight"
+    )
+    found = model.evaluate(weighted)
+    predicted = scores.argmax(axis=1)
+    expected = sklearn_metrics.confusion_matrix(numbers, predicted, sample_weight=weights)
+    np.testing.assert_allclose(found.confusion, expected)
+    assert found.numInstances == NUM_ROWS
+    assert found.accuracy == pytest.approx(
+        sklearn_metrics.accuracy_score(numbers, predicted, sample_weight=weights)
+    )
+    assert "weight" in str(found)
+    prices = [row["price"] for row in collected]
+    regressor = TorchModel.from_module(FirstNumber(), example=rows, labelCol="price", weightCol="weight")
+    numbers_found = regressor.evaluate(weighted)
+    arguments = {"y_true": prices, "y_pred": scores[:, 0], "sample_weight": weights}
+    assert numbers_found.r2 == pytest.approx(sklearn_metrics.r2_score(**arguments))
+    assert numbers_found.meanSquaredError == pytest.approx(sklearn_metrics.mean_squared_error(**arguments))
+    with pytest.raises(DataError, match="weightCol is 'weight', and the DataFrame has no such column"):
+        model.evaluate(rows)
+    with pytest.raises(DataError, match="Weights of rows must be finite and at least 0"):
+        regressor.evaluate(weighted.withColumn("weight", F.lit(-1.0)))
+
+
+class FirstNumber(nn.Module):
+    """Returns the first feature of each row."""
+
+    def forward(self, features):
+        return features[:, :1]
+
+
+def test_thresholds_move_predictions_and_are_saved(rows, tmp_path):
+    model = TorchModel.from_module(
+        nn.Identity(), example=rows, outputs="class", labelCol="number", probabilityCol="probability"
+    )
+    probable = model.transform(rows).toPandas()
+    assert (
+        probable["prediction"] == probable["probability"].map(lambda vector: vector.toArray().argmax())
+    ).all()
+    model.setThresholds([1.0, 0.25, 1.0]).write().overwrite().save(str(tmp_path / "model"))
+    expected = (
+        probable["probability"].map(lambda vector: (vector.toArray() / [1.0, 0.25, 1.0]).argmax()).tolist()
+    )
+    assert expected != probable["prediction"].tolist()
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    for which in (model, loaded):
+        assert which.transform(rows).toPandas()["prediction"].tolist() == expected
+    served = PyfuncModel(load_model(tmp_path / "model" / "module"))
+    assert served.predict(probable[["features"]])["prediction"].tolist() == expected
+    cleared = loaded.setThresholds(None).transform(rows).toPandas()
+    assert cleared["prediction"].tolist() == probable["prediction"].tolist()
+    with pytest.raises(ParamError, match="has 2 numbers, and the model has 3 classes"):
+        loaded.setThresholds([1.0, 1.0]).transform(rows)
+
+
+def test_importances_are_the_fall_of_the_score_by_shuffling(rows, tmp_path):
+    class FirstAlone(nn.Module):
+        def forward(self, features):
+            return torch.cat([features[:, :1], -features[:, :1]], dim=1)
+
+    model = TorchModel.from_module(
+        FirstAlone(), example=rows, outputs="class", labelCol="flag", labels=[False, True]
+    )
+    found = model.featureImportances(rows, num_repeats=3, seed=4)
+    assert found.names == ("features[0]", "features[1]", "features[2]")
+    assert found.means[1:].tolist() == [0, 0]
+    assert found.order[0] == 0
+    assert (found.metric, found.numInstances) == ("accuracy", NUM_ROWS)
+    assert found.score == pytest.approx(model.evaluate(rows).accuracy)
+    again = model.featureImportances(rows, num_repeats=3, seed=4)
+    assert again.means.tolist() == found.means.tolist()
+    assert "features[0]" in str(found)
+    found.plot().savefig(tmp_path / "importances.png")
+    numbers = TorchModel.from_module(FirstNumber(), example=rows, labelCol="price")
+    few = numbers.featureImportances(rows, num_rows=50)
+    assert (few.metric, few.numInstances) == ("r2", 50)
+    assert few.means[0] > 0.1 > abs(few.means[1])
+    with pytest.raises(DataError, match="There is no column 'price'"):
+        numbers.featureImportances(rows.drop("price"))

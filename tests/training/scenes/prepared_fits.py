@@ -31,8 +31,9 @@ def prepare(
     """Prepare a fit of an estimator on columns that are written to a new folder."""
     folder.mkdir()
     pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=rows_per_group)
-    dataset = scan_dataset(str(folder))
-    inputs = prepare_fit(estimator._params_of_fit()._learn(dataset), dataset)
+    params = estimator._params_of_fit()
+    dataset = scan_dataset(str(folder)).with_nulls(params._nulls())
+    inputs = prepare_fit(params._learn(dataset), dataset)
     return inputs.spec, dataset, inputs.signature
 
 

@@ -25,6 +25,7 @@ def learn(estimator, dataset):
     """The inputs of the fit of a ready-made estimator that would go to the ranks, and the signature of its model."""
     params = estimator._params_of_fit()
     params._check_values()
+    dataset = dataset.with_nulls(params._nulls())
     return prepare_fit(params._learn(dataset), dataset)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
-from sparkdl.networks.tabular import CODES, NUMBERS, TabularInputs, TabularNetwork, category_codes
+from sparkdl.networks.tabular import CODES, NUMBERS, TabularInputs, TabularNetwork, category_codes, time_parts
 
 
 @given(
@@ -109,3 +109,57 @@ def test_outputs_have_full_precision_although_layers_have_less(output_mean):
     assert outputs.dtype == torch.float64
     expected = network(rows).detach()
     np.testing.assert_allclose(outputs.detach(), expected, rtol=1e-5, atol=1e-2 if output_mean else 1e-5)
+
+
+def test_moments_leave_missing_values_out():
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(50, 3))
+    rows[rng.random(rows.shape) < 0.4] = np.nan
+    rows[:, 2] = np.nan
+    moments = Moments()
+    for batch in np.array_split(rows, 7):
+        moments.add(batch)
+    np.testing.assert_allclose(moments.mean, [*np.nanmean(rows[:, :2], axis=0), 0.0])
+    np.testing.assert_allclose(moments.deviation, [*np.nanstd(rows[:, :2], axis=0), 1.0])
+    assert moments.counts.tolist() == (~np.isnan(rows)).sum(axis=0).tolist()
+
+
+def test_missing_numbers_are_the_mean_and_the_layers_are_told():
+    network = make_network(mean=[3.0, 5.0], deviation=[2.0, 4.0], imputes=True, indicators=[1]).eval()
+    rows = torch.tensor([[np.nan, 5.0], [3.0, 5.0], [3.0, np.nan]], dtype=torch.float64)
+    first, second, third = network(rows)
+    assert torch.equal(first, second)  # no training row lacked the first number
+    assert not torch.equal(second, third)
+    assert make_network()(rows)[0].isnan().all()
+
+
+@pytest.mark.parametrize("values", [np.array(["b", None, "?"], object), np.array([7.0, np.nan, 8.0])])
+def test_a_missing_category_is_the_last_one_if_training_rows_have_it(values):
+    known = ("a", "b") if values.dtype == object else (5, 7)
+    assert category_codes(values, known, has_null=True).tolist() == [2, 3, 0]
+    assert category_codes(values, known).tolist() == [2, 0, 0]
+    assert category_codes(values[1:2], (), has_null=True).tolist() == [1]
+    inputs = TabularInputs(categories={"kind": known}, null_categories=("kind",))
+    assert inputs.num_categories == [3]
+
+
+def test_parts_of_times_repeat_with_their_periods():
+    day = np.datetime64("2024-02-29", "D")
+    parts = time_parts(np.array([day, day + 7, day + 1]))
+    assert parts.shape == (3, 11)
+    assert parts[0, 0] == day.astype(np.int64) * 86400
+    np.testing.assert_allclose(parts[0, 1:7], parts[1, 1:7], atol=1e-12)  # the same weekday
+    seconds = time_parts(
+        np.array(["2024-02-29T06:30:00.25", "1969-03-01T06:30:00.25", "NaT"], "datetime64[us]")
+    )
+    assert seconds.shape == (3, 15)
+    np.testing.assert_allclose(seconds[0, 11:], seconds[1, 11:], atol=1e-12)  # the same time of the day
+    assert seconds[0, 0] == 1709188200.25
+    assert np.isnan(seconds[2]).all()
+    noon = time_parts(np.array(["2024-07-01T12:00"], "datetime64[us]"))[0]
+    np.testing.assert_allclose(noon[11:13], [0.0, -1.0], atol=1e-12)
+
+
+def test_weekdays_are_told_apart_by_a_linear_layer():
+    days = np.datetime64("2024-01-01", "D") + np.arange(7)
+    assert np.linalg.matrix_rank(time_parts(days)[:, 1:7]) == 6  # and 7 with a bias

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data import ParquetFeed, RowFilter
-from sparkdl.data.dataset.row_choice import draw_rows
+from sparkdl.data.dataset.row_choice import draw_rows, spread_rows
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import marked_rows
 from tests.training.scenes.training_scenes import write_dataset
@@ -118,3 +118,23 @@ def test_a_filter_gets_what_arrow_makes_of_a_column(values):
     (array,), wanted = given_to_filter, values.to_numpy(zero_copy_only=False)
     assert array.dtype == wanted.dtype
     assert repr(array.tolist()) == repr(wanted.tolist())
+
+
+@pytest.mark.parametrize("share", [None, 0.4])
+def test_spread_rows_are_at_equal_distances_among_the_others(tmp_path, share):
+    dataset = write_dataset(tmp_path, 137, rows_per_group=3)
+    among = None if share is None else draw_rows(dataset.row_counts, share, seed=5)
+
+    def rows(choice):
+        with ParquetFeed(dataset, columns=["w"], batch_size=137, shuffle=False, row_filter=choice) as feed:
+            return [float(value) for batch in feed.epoch(0) for value in batch["w"]]
+
+    for count in (1, 12, 40, 1000):
+        choice = spread_rows(dataset.row_counts, among, count)
+        found, everything = rows(choice), rows(among)
+        assert len(found) == min(count, len(everything)) == sum(choice.counts)
+        places = [everything.index(value) for value in found]
+        assert places == sorted(set(places))
+        if count == 12:
+            assert max(places) > 0.8 * len(everything)
+            assert sum(number > 0 for number in choice.counts) <= 16

@@ -70,7 +70,7 @@ def test_files_that_are_named_are_read_as_they_are(tmp_path: Path) -> None:
     assert scan_dataset(str(table), paths=[DATA]).num_rows == 3
     with feed(str(table / DATA)) as rows:
         assert len(rows) == 2
-    assert urls_for_spark(str(table / DATA)) == str(table / DATA)
+    assert urls_for_spark(str(table / DATA)) == [str(table / DATA)]
 
 
 def test_folders_with_such_names_and_other_content_are_data(tmp_path: Path) -> None:

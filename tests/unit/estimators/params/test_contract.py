@@ -29,6 +29,7 @@ CLASSES = {**ESTIMATORS, **MODELS}
 
 OTHER_VALUES = {
     "classWeights": [2.0, 1.0],
+    "thresholds": [0.3, 0.7],
     "model": nn.Linear(2, 5),
     "loss": nn.MSELoss(),
     "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.5),

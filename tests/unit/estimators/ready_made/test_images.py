@@ -19,6 +19,7 @@ from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.model.served_model import PyfuncModel
+from sparkdl.networks.adapters import last_layer, merge_adapters
 from tests.unit.estimators.fit_examples import learn
 from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
@@ -345,3 +346,25 @@ def test_invalid_params_are_refused_before_ranks_start(dataset, column, params, 
 def test_values_of_another_type_are_refused_when_they_are_set(params, message):
     with pytest.raises(ParamTypeError, match=message):
         ImageClassifier(**params)
+
+
+def test_adapters_are_trained_in_place_of_pretrained_weights(dataset, tmp_path):
+    plain = learned(dataset, "encoded").spec.model.backbone
+    torch.save(plain.state_dict(), tmp_path / "weights.pt")
+    fit = learned(dataset, "encoded", backboneWeights=str(tmp_path / "weights.pt"), loraRank=2)
+    network = fit.spec.model.eval()
+    trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    head = last_layer(plain, fit.signature.outputs[0].num_classes)
+    assert all("lora_" in name or f"{head}.modules_to_save" in name for name in trained)
+    assert any("lora_" in name for name in trained)
+    assert any("modules_to_save" in name for name in trained)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name in trained:
+                parameter.normal_(std=0.1)
+        images = torch.rand(2, 3, 10, 12)
+        expected = network(images)
+        merge_adapters(network)
+        torch.testing.assert_close(network(images), expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ParamError, match="loraRank is 2, and backboneWeights is 'none'"):
+        ImageClassifier(loraRank=2)._check_values()

@@ -21,6 +21,7 @@ from sparkdl.estimators.ready_made.text import texts_with_words
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.model.served_model import PyfuncModel
+from sparkdl.networks.adapters import merge_adapters
 from tests.unit.estimators.fit_examples import learn
 from tests.unit.networks.pretrained_folders import NUM_TOKENS, change_config, leave_out, write_folder
 
@@ -366,3 +367,37 @@ def test_invalid_params_are_refused_before_ranks_start(dataset, column, params, 
 def test_unknown_tokenizer_is_refused_when_it_is_set():
     with pytest.raises(ParamTypeError, match="tokenizer"):
         TextClassifier(tokenizer="letters")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "distilbert"])
+def test_adapters_are_trained_in_place_of_pretrained_weights_and_merged_into_them(dataset, tmp_path, kind):
+    folder = write_folder(tmp_path / kind, kind=kind)
+    fit = learn(TextClassifier(featuresCol="text", labelCol="name", pretrained=folder, loraRank=2), dataset)
+    network = fit.spec.model.eval()
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert any("lora_A" in name for name in trained)
+    heads = {
+        "gpt2": ["score"],
+        "bert": ["pooler", "classifier"],
+        "distilbert": ["pre_classifier", "classifier"],
+    }
+    assert all(any(part in name for name in trained) for part in heads[kind])
+    assert all("lora_" in name or any(part in name for part in heads[kind]) for name in trained)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name in trained:
+                parameter.normal_()
+    inputs = fit.signature.inputs.tensors(fit.signature.inputs.prepared(fit.example), torch.device("cpu"))
+    with torch.no_grad():
+        expected = network(*inputs.values())
+        merge_adapters(network)
+        found = network(*inputs.values())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert "peft" not in {type(part).__module__.partition(".")[0] for part in network.modules()}
+
+
+def test_adapters_need_a_pretrained_model():
+    with pytest.raises(
+        ParamError, match="loraRank is 2, and pretrained is not: adapters are for trained weights"
+    ):
+        TextClassifier(loraRank=2)._check_values()

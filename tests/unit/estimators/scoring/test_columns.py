@@ -225,4 +225,5 @@ def test_torch_model_adds_only_ways_to_make_and_evaluate_one_and_what_a_fit_has_
 
     added = public(TorchModel) - public(Model) - {"load", "read", "save", "write"}
     made_by = {"from_module", "from_pretrained"}
-    assert added == {*made_by, "evaluate", "export", "history", "labels", "module", "saved", "summary"}
+    methods = {"evaluate", "export", "featureImportances"}
+    assert added == {*made_by, *methods, "history", "labels", "module", "saved", "summary"}

@@ -1,0 +1,229 @@
+"""How much a model's predictions rely on each feature: ``TorchModel.featureImportances``.
+
+One feature after the other is shuffled among the rows, and the score of the predictions gets worse by what the model
+takes from it (Breiman, "Random Forests", 2001; Fisher, Rudin and Dominici, "All Models are Wrong, but Many are
+Useful", 2019). Spark draws the rows; the driver predicts them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from pyspark.sql import functions as F
+
+from sparkdl.checks import check_counts, check_integer
+from sparkdl.data import ParquetFeed
+from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.spark.columns import check_case, check_frame, quoted, with_doubles
+from sparkdl.data.spark.materialization import describe_first_rows
+from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.summary import ShownAsText
+from sparkdl.model.heads import class_numbers
+from sparkdl.model.predictor import Predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from matplotlib.figure import Figure
+    from pyspark.sql import DataFrame
+
+    from sparkdl.data import Column
+    from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.model.signature import ModelOutput
+
+
+_MOST_SHOWN = 30
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FeatureImportances(ShownAsText):
+    """How much a score falls if a feature is shuffled. ``print`` and notebooks show the most important features.
+
+    Attributes:
+        names: names of the features: those of the columns, and ``column[index]`` for elements of vectors and arrays.
+        means: mean fall of the score, by feature.
+        deviations: standard deviation of the fall over the repetitions, by feature.
+        score: score of the unchanged rows.
+        metric: name of the score: ``accuracy`` for classes, ``r2`` for numbers.
+        numInstances: number of rows.
+    """
+
+    names: tuple[str, ...]
+    means: npt.NDArray[np.float64]
+    deviations: npt.NDArray[np.float64]
+    score: float
+    metric: str
+    numInstances: int
+
+    @property
+    def order(self) -> list[int]:
+        """Positions of the features, the most important one first."""
+        return [int(index) for index in np.argsort(-self.means, kind="stable")]
+
+    def __str__(self) -> str:
+        """Return a text with a line per feature, the most important one first, for up to 30 features."""
+        shown = self.order[:_MOST_SHOWN]
+        width = max(len("feature"), *(len(self.names[index]) for index in shown))
+        lines = [
+            f"{self.numInstances:,} rows, {self.metric} {self.score:.4f}",
+            "",
+            f"{'feature'.ljust(width)}  fall of {self.metric} if shuffled",
+        ]
+        lines += [
+            f"{self.names[index].ljust(width)}  {self.means[index]:8.4f} +- {self.deviations[index]:.4f}"
+            for index in shown
+        ]
+        more = len(self.names) - len(shown)
+        return "\n".join([*lines, *([f"and {more} more"] if more else [])])
+
+    def plot(self) -> Figure:
+        """Return a matplotlib figure of the 30 most important features.
+
+        Raises:
+            ImportError: if matplotlib (the extra ``plot``) is not installed.
+        """
+        try:
+            from sparkdl.estimators.summary_plot import plot_bars
+        except ImportError as error:
+            raise ImportError(
+                "plot() needs matplotlib, which is not installed here: pip install matplotlib."
+            ) from error
+        shown = self.order[:_MOST_SHOWN]
+        return plot_bars(
+            [self.names[index] for index in shown],
+            self.means[shown],
+            self.deviations[shown],
+            f"fall of {self.metric} ({self.score:.4g}) if the feature is shuffled",
+        )
+
+
+def measure_importances(
+    model: TorchModel, dataset: DataFrame, *, num_rows: int, num_repeats: int, seed: int
+) -> FeatureImportances:
+    """Measure the importances; see :meth:`sparkdl.estimators.TorchModel.featureImportances`."""
+    check_frame(dataset, "featureImportances")
+    check_counts(least=1, num_rows=num_rows, num_repeats=num_repeats)
+    check_integer(seed=seed)
+    saved, labels = model.saved, model.getLabelCols()
+    outputs = saved.signature.outputs
+    if len(outputs) != 1 or len(labels) != 1 or outputs[0].is_sequence or outputs[0].shape:
+        raise ParamError("featureImportances takes a model that predicts one class or one number per row.")
+    (output,), (label,) = outputs, labels
+    features, trained = model.getFeaturesCols(), saved.signature.inputs.columns
+    weight = model.getWeightCol() if model.isSet(model.weightCol) else None
+    columns = list(dict.fromkeys([*features, label, *([weight] if weight else [])]))
+    check_case(dataset, columns)
+    for name in columns:
+        if name not in dataset.columns:
+            raise missing_column_error(name, dataset.columns)
+    numbers = [name for name, column in zip(features, trained, strict=True) if column.kind != "decimal"]
+    rows = with_doubles(
+        dataset.select(*map(quoted, columns)), [*numbers, label, *([weight] if weight else [])]
+    )
+    nullable = [name for name, column in zip(features, trained, strict=True) if column.takes_nulls]
+    with tempfile.TemporaryDirectory(prefix="sparkdl-importances-") as folder:
+        described = describe_first_rows(
+            rows.orderBy(F.rand(seed)),
+            columns,
+            folder,
+            num_rows=num_rows,
+            vector_dtype="float64",
+            allow_ragged=True,
+            nullable=nullable,
+        ).with_nulls(dict.fromkeys(nullable))
+        with ParquetFeed(described, batch_size=num_rows, shuffle=False) as feed:
+            (values,) = [{name: np.array(array) for name, array in batch.items()} for batch in feed.epoch(0)]
+    inputs = {column.name: values[name] for name, column in zip(features, trained, strict=True)}
+    scorer = _Scorer(
+        Predictor(saved, batch_size=model.getPredictionBatchSize()), output, values[label], label
+    )
+    scorer = scorer.of_complete_rows(inputs, values[weight].astype(np.float64) if weight else None)
+    inputs = {name: array[scorer.kept] for name, array in inputs.items()}
+    score = scorer.score(inputs)
+    units = list(_units(trained))
+    falls = np.zeros((len(units), num_repeats))
+    for number, (_, column, element) in enumerate(units):
+        for repeat in range(num_repeats):
+            order = np.random.default_rng([seed, number, repeat]).permutation(len(scorer.labels))
+            shuffled = inputs[column].copy()
+            if element is None:
+                shuffled = shuffled[order]
+            else:
+                shuffled[:, element] = shuffled[order, element]
+            falls[number, repeat] = score - scorer.score(inputs | {column: shuffled})
+    return FeatureImportances(
+        names=tuple(name for name, _, _ in units),
+        means=falls.mean(axis=1),
+        deviations=falls.std(axis=1),
+        score=score,
+        metric="r2" if output.kind == "value" else "accuracy",
+        numInstances=len(scorer.labels),
+    )
+
+
+def _units(columns: tuple[Column, ...]) -> Iterator[tuple[str, str, int | None]]:
+    """Yield what is shuffled at once: its name, its column, and the position inside of an array, None for all of it."""
+    for column in columns:
+        if len(column.shape) == 1:
+            for element in range(column.shape[0]):
+                yield f"{column.name}[{element}]", column.name, element
+        else:
+            yield column.name, column.name, None
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """Scores predictions: the accuracy of classes, R2 of numbers.
+
+    Attributes:
+        predictor: the model.
+        output: its output.
+        labels: labels of the rows: numbers of the classes, or numbers to predict.
+        name: name of the label column.
+        weights: weights of the rows; None if all count equally.
+        kept: mask of the rows that the model predicts.
+    """
+
+    predictor: Predictor
+    output: ModelOutput
+    labels: npt.NDArray[Any]
+    name: str
+    weights: npt.NDArray[np.float64] | None = None
+    kept: npt.NDArray[np.bool_] | None = None
+
+    def of_complete_rows(
+        self, inputs: Mapping[str, npt.NDArray[Any]], weights: npt.NDArray[np.float64] | None
+    ) -> _Scorer:
+        """Return a scorer of the rows for which the model predicts something.
+
+        Raises:
+            DataError: if there are none, or a label is not one of the classes.
+        """
+        _, without = self.predictor.answer_complete(inputs, ("prediction",))
+        kept = np.ones(len(self.labels), bool) if without is None else ~without
+        labels = self.labels[kept]
+        if not len(labels):
+            raise DataError("The model predicts none of the rows, whose features are NaN.")
+        if self.output.classes is not None:
+            labels = class_numbers(labels, self.output.classes, self.name)
+        return replace(
+            self,
+            labels=labels.astype(np.float64),
+            weights=None if weights is None else weights[kept],
+            kept=kept,
+        )
+
+    def score(self, inputs: Mapping[str, npt.NDArray[Any]]) -> float:
+        """Return the score of the predictions, NaN for R2 if all labels are equal."""
+        answers = self.predictor.answer(inputs, ("prediction",))
+        predictions = answers[self.output.name]["prediction"]
+        if self.output.kind != "value":
+            return float(np.average(predictions == self.labels, weights=self.weights))
+        errors = np.average((predictions - self.labels) ** 2, weights=self.weights)
+        center = np.average(self.labels, weights=self.weights)
+        variance = np.average((self.labels - center) ** 2, weights=self.weights)
+        return float(1 - errors / variance) if variance else float("nan")

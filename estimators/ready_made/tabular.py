@@ -130,10 +130,10 @@ def learn_table(
                 origins = tuple((name, origin) for name, origin in first.items() if origin)
                 inputs = replace(inputs, origins=origins)
             if numeric or inputs.times:
-                scales.add(_finite(inputs.numbers(batch), numeric, batch, allow_nan=imputes))
+                scales.add(_finite(inputs.numbers(batch), numeric, batch, is_feature=True, allow_nan=imputes))
             if label is not None:
                 labels = joined(batch, (label,), {})
-                label_scale.add(_finite(labels, (label,), batch))
+                label_scale.add(_finite(labels, (label,), batch, is_feature=False))
             for name, categories in categories_of.items():
                 is_missing = is_missing_category(batch[name])
                 if is_missing.any():
@@ -186,6 +186,7 @@ def _finite(
     names: tuple[str, ...],
     batch: dict[str, npt.NDArray[Any]],
     *,
+    is_feature: bool,
     allow_nan: bool = False,
 ) -> npt.NDArray[np.float64]:
     """Return the values if all are finite, or missing where that is allowed.
@@ -200,12 +201,11 @@ def _finite(
     if are_valid(values):
         return values
     bad = [name for name in names if not are_valid(batch[name].astype(np.float64))]
-    held, remedy = (
-        "NaN or infinity",
-        "Set handleInvalid to 'impute', which fills NaN, or leave those rows out.",
-    )
+    held, remedy = "NaN or infinity", "Leave those rows out."
     if allow_nan:
         held, remedy = "infinity", "Leave those rows out, or set the values to null."
+    elif is_feature:
+        remedy = "Fill them with pyspark.ml.feature.Imputer, set handleInvalid to 'impute', or leave those rows out."
     raise DataError(
         f"Columns of numbers hold {held}, or what is too large for float32: {listed(map(repr, bad))}. {remedy}"
     )

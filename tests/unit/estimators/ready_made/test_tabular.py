@@ -213,7 +213,8 @@ def test_params_reach_network_and_optimizer(dataset):
     optimizer = learned.getOptimizer()(network.parameters())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
-    assert learned._further_params().keys() == {"hiddenSizes", "dropout", "weightDecay", "categoricalCols"}
+    of_tables = {"hiddenSizes", "dropout", "weightDecay", "categoricalCols", "handleInvalid"}
+    assert learned._further_params().keys() == of_tables
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ _COMMANDS = {
         "show the monitored fits and runs of this machine while they run",
     ),
     "train": ("sparkdl.jobs.command", _OPTIONS, "train", "train the model that a job file describes"),
+    "predict": (
+        "sparkdl.jobs.command",
+        "add_prediction_arguments",
+        "predict",
+        "predict the rows of a job file with its model",
+    ),
     "job-script": (
         "sparkdl.jobs.command",
         None,

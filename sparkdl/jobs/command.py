@@ -1,4 +1,4 @@
-"""``sparkdl train``, and ``sparkdl_job.py`` for spark-submit: the same command line, with different Spark sessions.
+"""``sparkdl train`` and ``predict``, and ``sparkdl_job.py`` for spark-submit: the same command line, other sessions.
 
 The exit code of a job's process says whether a scheduler should run the job again:
 
@@ -27,10 +27,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sparkdl.errors import (
     CheckpointsInUseError,
@@ -76,11 +77,28 @@ were lost and the job should be run again, 130 on Ctrl-C and 143 on SIGTERM.
 """
 
 
+_DESCRIPTION_OF_PREDICT = """\
+Predicts the rows that the section predict of a job file names, with the model in the job's output or with a logged one,
+and writes them with their predictions. Exit codes are those of train.
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command."""
+    """Declare the options of ``sparkdl train``."""
     parser.description = _DESCRIPTION
     parser.usage = f"{parser.prog} [-h] [--dry-run] [--again] JOB.yaml [KEY=VALUE ...]"
     _add_flags(parser)
+    _add_job(parser)
+
+
+def add_prediction_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``sparkdl predict``."""
+    parser.description = _DESCRIPTION_OF_PREDICT
+    parser.usage = f"{parser.prog} [-h] JOB.yaml [KEY=VALUE ...]"
+    _add_job(parser)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", type=Path, metavar="JOB.yaml", help="the job file")
     parser.add_argument(
         "others",
@@ -113,17 +131,25 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> int:
     """Run ``sparkdl train``: train in a Spark session of its own."""
-    return _run(options, is_submitted=False)
+    return _train(options, is_submitted=False)
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Run ``sparkdl predict``: predict in a Spark session of its own."""
+    return _predict(options, is_submitted=False)
 
 
 def submitted() -> int:
-    """Run ``sparkdl_job.py``: train in the Spark session of spark-submit."""
+    """Run ``sparkdl_job.py``: train, or predict after ``--predict``, in the Spark session of spark-submit."""
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
-    add_arguments(parser)
+    predicts = "--predict" in sys.argv[1:2]
+    if predicts:
+        del sys.argv[1]
+    (add_prediction_arguments if predicts else add_arguments)(parser)
     options = parser.parse_args()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         end_with_parent()
-    return _run(options, is_submitted=True)
+    return (_predict if predicts else _train)(options, is_submitted=True)
 
 
 def print_script_path(_options: argparse.Namespace) -> int:
@@ -132,29 +158,62 @@ def print_script_path(_options: argparse.Namespace) -> int:
     return DONE
 
 
-def _run(options: argparse.Namespace, *, is_submitted: bool) -> int:
+def _train(options: argparse.Namespace, *, is_submitted: bool) -> int:
     others = _after_job(options)
+
+    def read() -> Any:
+        from sparkdl.jobs.job import read_job
+        from sparkdl.jobs.yaml_tree import read_override
+
+        return read_job(options.job, [read_override(argument) for argument in others.overrides])
+
+    def run(job: Any) -> None:
+        from sparkdl.jobs.run_job import run_job
+
+        run_job(
+            job,
+            _session_of(job, is_submitted=is_submitted),
+            say=partial(print, flush=True),
+            is_again=others.again,
+            is_dry_run=others.dry_run,
+            has_own_session=not is_submitted,
+        )
+
+    return _status_of(read, run)
+
+
+def _predict(options: argparse.Namespace, *, is_submitted: bool) -> int:
+    def read() -> Any:
+        from sparkdl.jobs.job import read_prediction_job
+        from sparkdl.jobs.yaml_tree import read_override
+
+        return read_prediction_job(options.job, [read_override(argument) for argument in options.others])
+
+    def run(job: Any) -> None:
+        from sparkdl.jobs.predict import run_prediction
+
+        run_prediction(job, _session_of(job, is_submitted=is_submitted), say=partial(print, flush=True))
+
+    return _status_of(read, run)
+
+
+def _session_of(job: Any, *, is_submitted: bool) -> Any:
+    """Return the function that opens the session of a job."""
+    from sparkdl.jobs.run_job import given_session, own_session
+
+    name = f"sparkdl {job.file.stem}"
+    return partial(given_session, name=name) if is_submitted else partial(own_session, job.spark, name=name)
+
+
+def _status_of(read: Callable[[], Any], run: Callable[[Any], None]) -> int:
+    """Read and run a job, print its error, and return the exit code."""
     log_format = "text"
     try:
         with ends_when_asked():
             _require_libraries()
-            from sparkdl.jobs.job import read_job
-            from sparkdl.jobs.yaml_tree import read_override
-
-            job = read_job(options.job, [read_override(argument) for argument in others.overrides])
-            from sparkdl.jobs.run_job import given_session, own_session, run_job
-
-            log_format = job.log_format
-            name = f"sparkdl {job.file.stem}"
-            run_job(
-                job,
-                partial(given_session, name=name)
-                if is_submitted
-                else partial(own_session, job.spark, name=name),
-                say=partial(print, flush=True),
-                is_again=others.again,
-                is_dry_run=others.dry_run,
-            )
+            job = read()
+            log_format = getattr(job, "log_format", log_format)  # a prediction has none
+            run(job)
     except KeyboardInterrupt as error:
         return exit_code(error)
     except Exception as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from sparkdl.jobs.job import TrainingJob
+    from sparkdl.jobs.job import PredictionJob, TrainingJob
 
 
 def call_named(entry: JobEntry, path: str, around: AbstractContextManager[None]) -> Any:
@@ -176,7 +176,7 @@ def _is_module(found: Any) -> bool:
 _ARCHIVES = (".zip", ".whl", ".egg")
 
 
-def code_files(job: TrainingJob) -> list[Path]:
+def code_files(job: TrainingJob | PredictionJob) -> list[Path]:
     """Return the files and folders of code: those under ``code``, and the imported ones beside the job file.
 
     Raises:
@@ -191,7 +191,7 @@ def code_files(job: TrainingJob) -> list[Path]:
         if path.is_file() and path.suffix not in (".py", *_ARCHIVES):
             raise JobFileError(f"{job.file}: code: {path} is not a *.py, *.zip or *.whl file or a folder.")
     folder = job.file.parent
-    for entry in (job.model, *job.params.values()):
+    for entry in job.entries:
         for name in import_paths(entry):
             top = name.split(":")[0].split(".")[0]
             files += [

@@ -130,11 +130,13 @@ class DataSource:
     Attributes:
         kind: ``table``, ``parquet`` or ``sql``.
         value: name of the table, paths or URLs of the Parquet files, or text of the query.
+        section: section of the job that names it, such as ``data``.
         position: position of the source in the job.
     """
 
     kind: str
     value: str | tuple[str, ...]
+    section: str
     position: Position
 
     def __str__(self) -> str:
@@ -161,6 +163,7 @@ class TrainingJob:
     Attributes:
         file: path of the job file.
         data: source of the rows.
+        test: source of the rows on which the model is tested after the training; None without a test.
         model: an import path with arguments, or the name of an estimator that makes its own model.
         params: Params of the estimator, by name, including those that other sections set.
         params_position: position of the section ``params``, for errors about missing Params.
@@ -168,11 +171,12 @@ class TrainingJob:
         tracking_uri: URI of the MLflow server; None if the job does not set one.
         output: path or URL of the folder for model and result.
         code: files and folders of Python code that driver and ranks import from.
-        content: the whole job, as JSON can hold it, without ``spark``, in which equal jobs may differ.
+        content: the whole job, as JSON can hold it, without ``spark`` and ``predict``, in which equal jobs may differ.
     """
 
     file: Path
     data: DataSource
+    test: DataSource | None
     model: JobEntry
     params: dict[str, JobEntry]
     params_position: Position
@@ -192,6 +196,97 @@ class TrainingJob:
         """Format of the job's log, before the estimator has checked it."""
         return "json" if "logFormat" in self.params and self.params["logFormat"].value == "json" else "text"
 
+    @property
+    def entries(self) -> tuple[JobEntry, ...]:
+        """The entries that may name objects by import paths."""
+        return (self.model, *self.params.values())
+
+
+WRITE_MODES = ("error", "overwrite", "append")
+"""What happens to an output of predictions that exists, by Spark's names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionJob:
+    """The checked content of a job file, as far as a prediction needs it.
+
+    Attributes:
+        file: path of the job file.
+        data: source of the rows.
+        model: path or URL of the output of a training job, or MLflow's URI of a model.
+        output: path or URL of a folder of Parquet files, or name of a table.
+        is_table: whether ``output`` is a table.
+        mode: one of :data:`WRITE_MODES`.
+        columns: columns of the rows that are written beside the predictions; empty for all.
+        params: Params of the model, by name.
+        params_position: position of these Params.
+        spark: session that ``sparkdl predict`` starts.
+        tracking_uri: URI of the MLflow server; None if the job does not set one.
+        code: files and folders of Python code that driver and executors import from.
+        entries: entries of the training that may name objects by import paths.
+    """
+
+    file: Path
+    data: DataSource
+    model: str
+    output: str
+    is_table: bool
+    mode: str
+    columns: tuple[str, ...]
+    params: dict[str, Any]
+    params_position: Position
+    spark: SparkChoice
+    tracking_uri: str | None
+    code: tuple[Path, ...]
+    entries: tuple[JobEntry, ...]
+
+
+def read_prediction_job(file: Path, overrides: Sequence[Override] = ()) -> PredictionJob:
+    """Read a job file for ``sparkdl predict``, and apply overrides.
+
+    Raises:
+        JobFileError: if the job is not valid, or has no section ``predict``; names file, line and key.
+    """
+    tree = _read_tree(file, overrides)
+    job = Section(tree, "", SECTIONS, tree.position)
+    if "predict" not in job.entries:
+        raise job.error(
+            "predict is missing; give the rows and where to write, as predict: {parquet: rows, output: scored}."
+        )
+    predict = _section(job, "predict", (*SOURCES, "model", "output", "mode", "columns", "params"))
+    params = Section(predict.entries.get("params"), "predict.params", None, predict.position)
+    entry = predict.entries.get("output")
+    if entry is not None and isinstance(entry.value, str):
+        entry = JobEntry({"parquet": entry}, entry.position)
+    output = Section(entry, "predict.output", ("parquet", "table"), predict.position)
+    if len(output.entries) != 1:
+        raise output.error("takes the path of a folder of Parquet files, or a table: NAME.")
+    (kind,) = output.entries
+    mode = predict.string("mode") or WRITE_MODES[0]
+    if mode not in WRITE_MODES:
+        raise predict.error(f"takes {', '.join(WRITE_MODES)}, got {mode!r}.", "mode")
+    model = predict.string("model") or job.string("output")
+    of_training = Section(job.entries.get("params"), "params", None, job.position)
+    return PredictionJob(
+        file=file,
+        data=_source(predict, "predict"),
+        model=_required(
+            model, predict, "model", "give the output of a training job, or MLflow's URI of a model"
+        ),
+        output=_required(output.string(kind), output, kind, "give a path or a name"),
+        is_table=kind == "table",
+        mode=mode,
+        columns=predict.strings("columns"),
+        params=params.plain(),
+        params_position=params.position,
+        spark=_spark(_section(job, "spark", ("master", "config"))),
+        tracking_uri=_section(job, "tracking", (*PARAMS_OF_TRACKING, "uri")).string("uri"),
+        code=tuple(file.parent / path for path in job.strings("code")),
+        entries=tuple(
+            entry for entry in (job.entries.get("model"), *of_training.entries.values()) if entry is not None
+        ),
+    )
+
 
 def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
     """Read a job file, and apply overrides.
@@ -199,6 +294,10 @@ def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
     Raises:
         JobFileError: if the job is not valid; names file, line and key.
     """
+    return _read(file, _read_tree(file, overrides))
+
+
+def _read_tree(file: Path, overrides: Sequence[Override]) -> JobEntry:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -209,18 +308,19 @@ def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
         raise JobFileError(
             f"{tree.position}: a job is a mapping with the keys {', '.join(SECTIONS)}, got {describe(tree.value)}."
         )
-    return _read(file, apply_overrides(tree, overrides))
+    return apply_overrides(tree, overrides)
 
 
 def _read(file: Path, tree: JobEntry) -> TrainingJob:
     job = Section(tree, "", SECTIONS, tree.position)
-    data = _section(job, "data", (*SOURCES, "validation"))
+    data = _section(job, "data", (*SOURCES, "validation", "test"))
     params = _section(job, "params", None)
     tracking = _section(job, "tracking", (*PARAMS_OF_TRACKING, "uri"))
     registry = _section(job, "registry", tuple(PARAMS_OF_REGISTRY))
     return TrainingJob(
         file=file,
-        data=_source(data),
+        data=_source(data, "data"),
+        test=_test(data),
         model=_model(job),
         params=_params(params, data, tracking, registry),
         params_position=params.position,
@@ -228,7 +328,7 @@ def _read(file: Path, tree: JobEntry) -> TrainingJob:
         tracking_uri=tracking.string("uri"),
         output=_required(job.string("output"), job, "output", "give a path or URL for model and result"),
         code=tuple(file.parent / path for path in job.strings("code")),
-        content={key: value for key, value in job.plain().items() if key != "spark"},
+        content={key: value for key, value in job.plain().items() if key not in ("spark", "predict")},
     )
 
 
@@ -245,7 +345,18 @@ def _required(value: str | None, section: Section, key: str, what: str) -> str:
     return value
 
 
-def _source(data: Section) -> DataSource:
+def _test(data: Section) -> DataSource | None:
+    """Return the source of the test rows; a plain value is of the kind of the rows."""
+    entry = data.entries.get("test")
+    if entry is None:
+        return None
+    if not isinstance(entry.value, dict):
+        kind = next(kind for kind in SOURCES if kind in data.entries)
+        entry = JobEntry({kind: entry}, entry.position)
+    return _source(Section(entry, "data.test", SOURCES, data.position), "data.test")
+
+
+def _source(data: Section, section: str) -> DataSource:
     named = [kind for kind in SOURCES if kind in data.entries]
     if len(named) != 1:
         got = f"got {' and '.join(named)}" if named else "got none"
@@ -254,7 +365,7 @@ def _source(data: Section) -> DataSource:
     value = data.strings(kind) if kind == "parquet" else data.string(kind)
     if not value:
         raise data.error("is empty.", kind)
-    return DataSource(kind=kind, value=value, position=data.entries[kind].position)
+    return DataSource(kind=kind, value=value, section=section, position=data.entries[kind].position)
 
 
 def _model(job: Section) -> JobEntry:

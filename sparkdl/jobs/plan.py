@@ -1,6 +1,6 @@
 """The plan of a job: rows, shards, steps, memory, ranks per host, and the text that ``--dry-run`` prints.
 
-:func:`open_rows` returns the DataFrame of a job; :func:`count_rows` counts its rows and samples their size.
+:func:`open_rows` returns the DataFrame of a source; :func:`count_rows` counts its rows and samples their size.
 ``--dry-run`` counts the rows and starts all ranks once without training, to measure the hosts. :func:`plan_text`
 formats the plan, one fact per line.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl.jobs.job import TrainingJob
+    from sparkdl.jobs.job import DataSource, TrainingJob
     from sparkdl.jobs.make_estimator import ModelSize
     from sparkdl.launch import RankContext
 
@@ -40,15 +40,14 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 256
 
 
-def open_rows(job: TrainingJob, spark: SparkSession) -> DataFrame:
-    """Return the DataFrame of a job.
+def open_rows(source: DataSource, spark: SparkSession) -> DataFrame:
+    """Return the DataFrame of a source of rows.
 
     Raises:
         JobFileError: if Spark cannot find the source or parse the query; names the line.
     """
     from pyspark.errors import AnalysisException, ParseException
 
-    source = job.data
     try:
         with reading_job(spark, "opening the rows"):
             if source.kind == "table":
@@ -60,14 +59,16 @@ def open_rows(job: TrainingJob, spark: SparkSession) -> DataFrame:
             frame.columns  # noqa: B018 - makes Spark Connect analyze it
     except (AnalysisException, ParseException) as error:
         what = str(error).strip().split("\n")[0].rstrip(".;")
-        raise JobFileError(f"{source.position}: data.{source.kind}: Spark cannot read it: {what}.") from error
+        raise JobFileError(
+            f"{source.position}: {source.section}.{source.kind}: Spark cannot read it: {what}."
+        ) from error
     return frame
 
 
-def key_of_rows(job: TrainingJob, frame: DataFrame, columns: Sequence[str]) -> str | None:
-    """Return a checksum of a job's rows that is valid in all Spark applications; None if Spark cannot identify them."""
-    values = [job.data.value] if isinstance(job.data.value, str) else list(job.data.value)
-    key = lasting_key(frame.select(*map(quoted, columns)), [job.data.kind, *values])
+def key_of_rows(source: DataSource, frame: DataFrame, columns: Sequence[str]) -> str | None:
+    """Return a checksum of rows that is valid in all Spark applications; None if Spark cannot identify them."""
+    values = [source.value] if isinstance(source.value, str) else list(source.value)
+    key = lasting_key(frame.select(*map(quoted, columns)), [source.kind, *values])
     return None if key is None else f"#{key}"
 
 
@@ -287,6 +288,7 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
             "rows",
             f"{' '.join(filter(None, (f'{about}{plan.rows.num_rows:,}', what)))} of {job.data}; {_training(plan)}",
         ),
+        *([] if job.test is None else [("test", f"rows of {job.test}, after the training")]),
         ("columns", f"{', '.join(columns)}: {about}{in_bytes(plan.rows_bytes)} when decoded"),
         ("ranks", _ranks(plan)),
         ("shards", f"{about}{' or '.join(f'{size:,}' for size in shards)} rows per rank and epoch"),

@@ -23,7 +23,7 @@ from sparkdl.estimators.fit.inputs import check_columns, column_names
 from sparkdl.estimators.fit.progress import JsonProgress
 from sparkdl.estimators.summary import describe_values
 from sparkdl.identity import differences
-from sparkdl.jobs.identity import ROWS, identity_of
+from sparkdl.jobs.identity import ROWS, TEST_ROWS, identity_of, key_of_files
 from sparkdl.jobs.imports import checksums, code_files, importable, loggable, ship
 from sparkdl.jobs.make_estimator import make_estimator, model_size
 from sparkdl.jobs.output import JobOutput, make_result
@@ -49,7 +49,7 @@ _SECRET = re.compile(r"secret|password|token|access.?key|credential", re.IGNOREC
 
 @contextmanager
 def own_session(choice: SparkChoice, num_ranks: int, *, name: str) -> Iterator[SparkSession]:
-    """Open the session of ``sparkdl train``, with the settings of the job's ``spark``, and stop it at the end."""
+    """Open the session of a command, with the settings of the job's ``spark``, and stop it at the end."""
     from pyspark.sql import SparkSession
 
     quiet_libraries()
@@ -129,12 +129,19 @@ class _Checked:
     output: JobOutput
     earlier_result: dict[str, Any] | None
     columns: list[str]
+    files: str | None
 
 
 def run_job(
-    job: TrainingJob, open_session: OpenSession, *, say: Say, is_again: bool = False, is_dry_run: bool = False
+    job: TrainingJob,
+    open_session: OpenSession,
+    *,
+    say: Say,
+    is_again: bool = False,
+    is_dry_run: bool = False,
+    has_own_session: bool = False,
 ) -> None:
-    """Train the model of a job and write it to the output, unless the output has the result of this job.
+    """Train the model of a job, test it, and write it to the output, unless the output has the result of this job.
 
     Args:
         job: the job.
@@ -142,6 +149,7 @@ def run_job(
         say: function that is called with lines that report progress.
         is_again: whether to train even if the output has a result, which is then replaced.
         is_dry_run: whether to report the plan instead; ranks are started without training.
+        has_own_session: whether the session has no settings but those of the job and of Spark's defaults.
 
     Raises:
         ParamError: if the job is not valid, or the output has the result of another job.
@@ -150,22 +158,32 @@ def run_job(
     """
     code = code_files(job)
     with importable(code):
-        checked = _check(job, code)
+        checked = _check(job, code, has_own_session=has_own_session)
         if not is_dry_run:
             if job.log_format == "json":
                 say = JsonProgress(sys.stderr).print
             if not is_again:
                 _refuse_another(checked)
+                if _is_done_whatever_spark_says(checked):
+                    say(_done_before_text(checked))
+                    return
             checked.output.check_writable()
         if job.tracking_uri is not None:
             use_tracking_uri(job.tracking_uri)
-        with _session(open_session, checked.estimator.getMaxWorkers()) as spark:
+        with watched_session(open_session, checked.estimator.getMaxWorkers()) as spark:
             ship(code, spark)
             with jobs_of(f"train {job.file.stem}"):
-                frame = open_rows(job, spark)
+                frame = open_rows(job.data, spark)
                 check_columns(checked.estimator, checked.estimator._columns_of_fit(), frame.columns)
-                rows = key_of_rows(job, frame, checked.columns)
-                checked = replace(checked, identity={**checked.identity, ROWS: rows})
+                keys = {ROWS: key_of_rows(job.data, frame, checked.columns)}
+                test = None
+                if job.test is not None:
+                    test = open_rows(job.test, spark)
+                    columns = _columns_of_test(checked.estimator)
+                    check_columns(checked.estimator, columns, test.columns)
+                    names = [name for _, names in columns for name in names]
+                    keys[TEST_ROWS] = key_of_rows(job.test, test, names)
+                checked = replace(checked, identity={**checked.identity, **keys})
                 if is_dry_run:
                     say(_plan(checked, frame, is_again=is_again))
                     return
@@ -174,10 +192,10 @@ def run_job(
                 if checked.earlier_result is not None:
                     say(_done_before_text(checked))
                     return
-            _train(checked, frame, say, is_again=is_again)
+            _train(checked, frame, test, say, is_again=is_again)
 
 
-def _check(job: TrainingJob, code: list[Path]) -> _Checked:
+def _check(job: TrainingJob, code: list[Path], *, has_own_session: bool) -> _Checked:
     estimator = make_estimator(job)
     output = JobOutput(job.output)
     return _Checked(
@@ -188,10 +206,39 @@ def _check(job: TrainingJob, code: list[Path]) -> _Checked:
         output=output,
         earlier_result=output.result(),
         columns=list(dict.fromkeys(name for _, names in estimator._columns_of_fit() for name in names)),
+        files=key_of_files(job) if has_own_session else None,
     )
 
 
-def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> None:
+def _columns_of_test(estimator: Any) -> list[tuple[Any, Any]]:
+    """Return the columns that test rows need, with the Params that name them."""
+    return [
+        (param, names)
+        for param, names in estimator._columns_of_fit()
+        if param.name in ("featuresCol", "labelCol")
+    ]
+
+
+def _is_done_whatever_spark_says(checked: _Checked) -> bool:
+    """Whether the output has the result of this job, which needs no Spark to see.
+
+    That is so if Spark could not identify the rows of the result, or if no file and no setting has changed since.
+    """
+    result = checked.earlier_result
+    if result is None:
+        return False
+    if all(result["job"].get(name) is None for name in (ROWS, TEST_ROWS)):
+        return True
+    return _has_same_files(checked)
+
+
+def _has_same_files(checked: _Checked) -> bool:
+    """Whether it is known that the result is of the same files and settings."""
+    result = checked.earlier_result
+    return result is not None and checked.files is not None and result.get("files") == checked.files
+
+
+def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say, *, is_again: bool) -> None:
     estimator, began = checked.estimator, datetime.now(timezone.utc)
     checkpoints = estimator.getCheckpointDir()
     if is_again and checkpoints is not None:
@@ -205,9 +252,33 @@ def _train(checked: _Checked, frame: DataFrame, say: Say, *, is_again: bool) -> 
         runs_with_files({"job.yaml": _yaml_of(checked.job)}),
     ):
         model = estimator.fit(frame)
-    checked.output.write(model, make_result(checked.job, checked.identity, model, began=began))
+    result = make_result(checked.job, checked.identity, model, began=began) | {"files": checked.files}
+    tested = ""
+    try:
+        if test is not None:
+            result["test"] = _test(model, test)
+            tested = (
+                f"; in the test {', '.join(f'{name} {value:.4g}' for name, value in result['test'].items())}"
+            )
+    finally:
+        checked.output.write(model, result)
     values = describe_values(model.summary)
-    say(f"Done: {len(model.history)} epochs, {values}. {checked.output.url} has the model.")
+    say(f"Done: {len(model.history)} epochs, {values}{tested}. {checked.output.url} has the model.")
+
+
+def _test(model: Any, rows: DataFrame) -> dict[str, float]:
+    """Return the metrics of a model for test rows, with several label columns under ``label.name``."""
+    if hasattr(model, "perplexity"):
+        return {"perplexity": model.perplexity(rows)}
+    evaluated = model.evaluate(rows)
+    if not isinstance(evaluated, dict):
+        metrics: dict[str, float] = evaluated.metrics
+        return metrics
+    return {
+        f"{label}.{name}": value
+        for label, evaluation in evaluated.items()
+        for name, value in evaluation.metrics.items()
+    }
 
 
 def _yaml_of(job: TrainingJob) -> bytes:
@@ -257,9 +328,11 @@ def _refuse_another(checked: _Checked) -> None:
 
 def _done_before_text(checked: _Checked) -> str:
     assert checked.earlier_result is not None
-    unknown = " Spark cannot tell whether its rows are the same." if checked.identity[ROWS] is None else ""
+    earlier = checked.earlier_result
+    is_known = None not in (checked.identity[ROWS], earlier["job"].get(ROWS)) or _has_same_files(checked)
+    unknown = "" if is_known else " Spark cannot tell whether its rows are the same."
     return (
-        f"Already done at {checked.earlier_result.get('ended')}: {checked.output.url} has the result of this "
+        f"Already done at {earlier.get('ended')}: {checked.output.url} has the result of this "
         f"job.{unknown} Use --again to train it again."
     )
 
@@ -275,7 +348,7 @@ def _remove_checkpoints(url: str, say: Say) -> None:
 
 
 @contextmanager
-def _session(open_session: OpenSession, num_ranks: int) -> Iterator[SparkSession]:
+def watched_session(open_session: OpenSession, num_ranks: int) -> Iterator[SparkSession]:
     """Open the session; if its application ends by itself, raise exceptions as :class:`ClusterLostError`."""
     with open_session(num_ranks) as spark:
         try:

@@ -15,7 +15,7 @@ from pyspark.ml.param import TypeConverters
 from sparkdl import estimators
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.table import Entry, default_values, entries_of
-from sparkdl.jobs.job import PARAMS_OF_REGISTRY, PARAMS_OF_TRACKING, READY_MADE
+from sparkdl.jobs.job import PARAMS_OF_REGISTRY, PARAMS_OF_TRACKING, READY_MADE, WRITE_MODES
 from sparkdl.jobs.yaml_tree import ARGUMENTS, IMPORT, SHORT_FORMS, SOURCES
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -46,7 +46,7 @@ def job_schema() -> dict[str, Any]:
         "title": "sparkdl job",
         "type": "object",
         "properties": _sections(),
-        "required": ["data", "model", "output"],
+        "anyOf": [{"required": ["data", "model", "output"]}, {"required": ["predict"]}],
         "additionalProperties": False,
         "allOf": [
             {
@@ -64,13 +64,21 @@ def job_schema() -> dict[str, Any]:
 def _sections() -> dict[str, Any]:
     imported = {"type": "string", "pattern": ".:."}
     sources: dict[str, Any] = {name: _TEXTS if name == "parquet" else _TEXT for name in SOURCES}
+    one_source = {"oneOf": [{"required": [name]} for name in SOURCES]}
     tracking: dict[str, Any] = dict.fromkeys((*PARAMS_OF_TRACKING, "uri"), _TEXT)
     tracking["mode"] = {"enum": ["auto", "on", "off"]}
     sections = {
         "data": (
-            "rows: one of table, parquet and sql; validation is a share of the rows, or a column of booleans",
-            _mapping(sources | {"validation": {"anyOf": [{"type": "number"}, _TEXT]}})
-            | {"oneOf": [{"required": [name]} for name in SOURCES]},
+            "rows: one of table, parquet and sql; validation is a share of the rows, or a column of booleans; test "
+            "names further rows",
+            _mapping(
+                sources
+                | {
+                    "validation": {"anyOf": [{"type": "number"}, _TEXT]},
+                    "test": {"anyOf": [*_TEXTS["anyOf"], _mapping(sources) | one_source]},
+                }
+            )
+            | one_source,
         ),
         "model": (
             "import path of a network, with arguments, or the name of an estimator that makes its own",
@@ -102,6 +110,27 @@ def _sections() -> dict[str, Any]:
         ),
         "output": ("path or URL of the folder for model and result", _TEXT),
         "code": ("files and folders of Python code, relative to the file of the job", _TEXTS),
+        "predict": (
+            "rows, model and output of sparkdl predict",
+            _mapping(
+                sources
+                | {
+                    "model": _TEXT,
+                    "output": {
+                        "anyOf": [
+                            _TEXT,
+                            _mapping({"parquet": _TEXT}, "parquet"),
+                            _mapping({"table": _TEXT}, "table"),
+                        ]
+                    },
+                    "mode": {"enum": list(WRITE_MODES)},
+                    "columns": _TEXTS,
+                    "params": {"type": ["object", "null"]},
+                },
+                "output",
+            )
+            | one_source,
+        ),
     }
     return {
         name: {"description": text, **_with_short_form(name, schema)}

@@ -183,7 +183,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 IMPORT = "import"
 ARGUMENTS = "arguments"
 
-SECTIONS = ("data", "model", "params", "spark", "tracking", "registry", "output", "code")
+SECTIONS = ("data", "model", "params", "spark", "tracking", "registry", "output", "code", "predict")
 """The sections of a job."""
 
 SHORT_FORMS = {"model": IMPORT, "tracking": "mode", "registry": "name"}
@@ -249,9 +249,9 @@ def apply_overrides(job: JobEntry, overrides: Sequence[Override]) -> JobEntry:
 
 def _replaced(path: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the paths of the other sources of rows, if the override sets one."""
-    if path[0] != "data" or path[1:] not in {(kind,) for kind in SOURCES}:
+    if path[:-1] not in (("data",), ("data", "test"), ("predict",)) or path[-1] not in SOURCES:
         return []
-    return [("data", kind) for kind in SOURCES if kind != path[1]]
+    return [(*path[:-1], kind) for kind in SOURCES if kind != path[-1]]
 
 
 def _with(entry: JobEntry, path: tuple[str, ...], override: Override) -> JobEntry:

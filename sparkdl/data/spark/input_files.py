@@ -78,6 +78,18 @@ def _analyzed_plan(df: Any) -> str:
     return explained.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized")[0]
 
 
+def state_below(url: str) -> str | None:
+    """Return text that changes when a file is written, added or removed at or below a URL, without asking Spark.
+
+    None if there are no files, for a pattern, or if the filesystem does not report when a file was written.
+    """
+    location = open_location(url)
+    location.filesystem.invalidate_cache()
+    paths = sorted(map(str, location.filesystem.find(location.path)))
+    states = [_state(location, path) for path in paths]
+    return None if not states or None in states else "\n".join(map(str, states))
+
+
 def _describe(urls: list[str]) -> InputFiles:
     plain = sorted(unquote(url) for url in urls)  # Spark quotes what a URL may not hold
     folder = os.path.commonprefix(plain).rpartition("/")[0]  # noqa: RUF071 - cut at a slash right away

@@ -12,7 +12,8 @@ import pytest
 
 from sparkdl.errors import DataError, JobFileError, ParamError
 from sparkdl.estimators import LanguageModelModel, TorchClassificationModel
-from sparkdl.jobs.job import read_job
+from sparkdl.jobs.job import read_job, read_prediction_job
+from sparkdl.jobs.predict import run_prediction
 from sparkdl.jobs.run_job import run_job
 from sparkdl.jobs.yaml_tree import read_override
 
@@ -20,6 +21,8 @@ JOB = """\
 data:
   sql: SELECT image, digit, id % 5 = 0 AS is_test FROM rows_of_jobs
   validation: is_test
+  test:
+    sql: SELECT image, digit FROM rows_of_jobs WHERE id < 50
 model: TorchClassifier
 params:
   featuresCol: image
@@ -34,6 +37,11 @@ params:
   showProgress: false
 tracking: off
 output: {folder}/out
+predict:
+  sql: SELECT * FROM rows_of_jobs
+  output: {folder}/scored
+  columns: [id, digit]
+  params: {{probabilityCol: probability}}
 """
 
 METRICS = """\
@@ -58,6 +66,13 @@ def runs_of(spark: Any, frame: Any, folder: Path) -> Callable[..., str]:
     return run
 
 
+def predicted(spark: Any, folder: Path, *arguments: str) -> Any:
+    """Predict with the job, and return the rows in its folder of predictions."""
+    job = read_prediction_job(folder / "job.yaml", [read_override(each) for each in arguments])
+    run_prediction(job, lambda _: nullcontext(spark), say=print)
+    return spark.read.parquet(str(folder / "scored"))
+
+
 @pytest.mark.no_cluster_needed
 @pytest.mark.slow_elsewhere
 def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path):
@@ -67,15 +82,40 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     assert "162 for training, 41 for validation" in plan
     assert "steps    6 per epoch; 12 in 2 epochs" in plan
     assert "as the rows determine the model" in plan
+    assert "test     rows of sql SELECT image, digit" in plan
     assert "2 ranks (0, 1)" in plan
     assert f"output   {tmp_path / 'out'} is empty" in plan
     assert not (tmp_path / "out").exists()
 
-    assert "Done: 2 epochs, loss " in run()
+    said = run()
+    assert "Done: 2 epochs, loss " in said
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert sorted(result["metrics"]) == ["sure", "val_loss", "val_sure"]
     model = TorchClassificationModel.load(str(tmp_path / "out" / "model"))
     assert model.transform(frame).filter("prediction IN (0, 1, 2)").count() == 203
+    accuracy = model.transform(frame.where("id < 50")).selectExpr("avg(int(prediction = digit))").first()[0]
+    assert result["test"]["accuracy"] == pytest.approx(accuracy)
+    assert f"in the test accuracy {accuracy:.4g}" in said
+
+    scored = predicted(spark, tmp_path)
+    assert scored.columns == ["id", "digit", "rawPrediction", "probability", "prediction"]
+    assert scored.count() == 203
+    with pytest.raises(ParamError, match="scored of the predictions exists.*predict.mode"):
+        predicted(spark, tmp_path)
+    again = "predict.mode=append", "predict.columns=", "predict.sql=SELECT * FROM rows_of_jobs LIMIT 7"
+    with pytest.raises(JobFileError, match="predict.params: .*no Param 'probabilty'"):
+        predicted(spark, tmp_path, *again, "predict.params={probabilty: p}")
+    with pytest.raises(DataError, match="predict.columns names 'nothing'"):
+        predicted(spark, tmp_path, *again, "predict.columns=nothing")
+    assert predicted(spark, tmp_path, *again).count() == 210
+    with pytest.raises(ParamError, match="has no model: run the training first"):
+        predicted(spark, tmp_path, *again, f"predict.model={tmp_path / 'nothing'}")
+    into_table = predicted(
+        spark, tmp_path, "predict.output={table: scored_by_jobs}", "predict.mode=overwrite"
+    )
+    assert into_table.count() == 210
+    assert spark.table("scored_by_jobs").count() == 203
+    spark.sql("DROP TABLE scored_by_jobs")
 
     # The view is of rows in memory, which cannot be compared between runs.
     assert "cannot tell whether its rows are the same" in run()

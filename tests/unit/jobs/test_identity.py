@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
 from sparkdl.identity import differences
-from sparkdl.jobs.identity import ROWS, identity_of
+from sparkdl.jobs.identity import ROWS, identity_of, key_of_files
+from sparkdl.jobs.imports import checksums, code_files
+from sparkdl.jobs.run_job import run_job
 from tests.unit.jobs.job_files import read
 
 
@@ -67,3 +70,56 @@ def test_only_the_first_of_many_differences_are_named(tmp_path):
     ]
     found = differences(written(identity(tmp_path)), identity(tmp_path, *changes))
     assert (len(found), found[-1]) == (6, "1 more")
+
+
+def test_files_and_settings_have_a_key_without_spark(tmp_path, monkeypatch):
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "conf"))
+    (tmp_path / "rows").mkdir()
+    file = tmp_path / "rows" / "a.parquet"
+
+    def key(*arguments):
+        return key_of_files(read(tmp_path, f"data.parquet={tmp_path / 'rows'}", *arguments))
+
+    assert key() is None
+    file.write_bytes(b"rows")
+    first = key()
+    assert key() == first != key("spark.config={spark.sql.ansi.enabled: true}")
+    os.utime(file, ns=(1, 1))
+    second = key()
+    (tmp_path / "rows" / "b").touch()
+    third = key()
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.sql.ansi.enabled true")
+    assert len({first, second, third, key()}) == 4
+    assert key("data.sql=SELECT 1") is None
+    assert key(f"data.test={tmp_path / 'nothing'}") is None
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_job_that_is_done_says_so_without_spark(tmp_path, is_known):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.parquet").touch()
+    arguments = (f"data.parquet={tmp_path / 'rows'}", f"output={tmp_path / 'out'}")
+    job = read(tmp_path, *arguments)
+    made = {**identity_of(job, checksums(code_files(job))), ROWS: "#1" if is_known else None}
+    (tmp_path / "out").mkdir()
+    result = {"job": made, "files": key_of_files(job), "ended": "yesterday"}
+    (tmp_path / "out" / "result.json").write_text(json.dumps(result))
+    said = []
+
+    class StartedError(Exception):
+        pass
+
+    def start(_num_ranks):
+        raise StartedError
+
+    run_job(job, start, say=said.append, has_own_session=is_known)
+    assert said[0].startswith("Already done at yesterday")
+    assert ("cannot tell" in said[0]) != is_known
+    with pytest.raises(StartedError):
+        run_job(job, start, say=said.append, has_own_session=is_known, is_again=True)
+    if is_known:
+        (tmp_path / "rows" / "b.parquet").touch()
+        with pytest.raises(StartedError):
+            run_job(job, start, say=said.append, has_own_session=True)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.job import read_job
-from tests.unit.jobs.job_files import JOB, read
+from sparkdl.jobs.job import read_job, read_prediction_job
+from sparkdl.jobs.yaml_tree import read_override
+from tests.unit.jobs.job_files import JOB, read, write_job
 
 
 def test_job_has_source_model_params_and_output(tmp_path):
@@ -26,6 +27,56 @@ def test_job_has_source_model_params_and_output(tmp_path):
 def test_validation_is_a_share_or_a_column(tmp_path):
     assert "validationFraction" in read(tmp_path).params
     assert read(tmp_path, "data.validation=is_test").params["validationIndicatorCol"].value == "is_test"
+
+
+def test_test_rows_are_of_the_kind_of_the_rows_unless_they_name_their_own(tmp_path):
+    assert read(tmp_path).test is None
+    for argument, kind, value in (
+        ("data.test=[a, b]", "parquet", ("a", "b")),
+        ("data.test={sql: SELECT 1}", "sql", "SELECT 1"),
+        ("data.test.table=t", "table", "t"),
+    ):
+        test = read(tmp_path, argument).test
+        assert (test.kind, test.value) == (kind, value)
+    with pytest.raises(JobFileError, match="data.test has no key 'parqet'. Did you mean parquet"):
+        read(tmp_path, "data.test={parqet: a}")
+
+
+def prediction(folder, *arguments, text=f"{JOB}predict: {{parquet: new, output: scored}}\n"):
+    return read_prediction_job(write_job(folder, text), [read_override(each) for each in arguments])
+
+
+def test_a_prediction_has_rows_a_model_and_an_output(tmp_path):
+    job = prediction(tmp_path, "predict.params.probabilityCol=p", "predict.columns=[a, b]")
+    assert (job.data.kind, job.data.value, job.model, job.output) == ("parquet", ("new",), "out", "scored")
+    assert (job.is_table, job.mode, job.columns, job.params) == (
+        False,
+        "error",
+        ("a", "b"),
+        {"probabilityCol": "p"},
+    )
+    assert len(job.entries) == 7
+    alone = "predict: {table: rows, output: {table: scored}, model: 'models:/net/1', mode: append}\n"
+    job = prediction(tmp_path, "predict.sql=SELECT 1", text=alone)
+    assert (job.data.kind, job.model, job.output, job.is_table) == ("sql", "models:/net/1", "scored", True)
+    assert read(tmp_path).content == read(tmp_path, "predict={parquet: new, output: scored}").content
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("predict=", "predict is missing; give the rows"),
+        ("predict.mode=update", "predict.mode: takes error, overwrite, append, got 'update'"),
+        ("predict.output=", "predict.output: takes the path"),
+        ("predict.output={parquet: a, table: b}", "predict.output: takes the path"),
+        ("predict.parquet=", "predict: takes one of table, parquet, sql, got none"),
+        ("predict.colums=a", "predict has no key 'colums'. Did you mean columns"),
+        ("output=", "predict: model is missing; give the output of a training job"),
+    ],
+)
+def test_a_prediction_that_cannot_work_is_refused_with_its_key(tmp_path, argument, message):
+    with pytest.raises(JobFileError, match=message):
+        prediction(tmp_path, argument)
 
 
 def test_tracking_registry_and_spark_are_read_in_short_and_long_forms(tmp_path):

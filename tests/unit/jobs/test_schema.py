@@ -51,11 +51,19 @@ def test_schema_has_the_sections_of_a_job(validator: Any) -> None:
         ({"model": "XGBClassifier"}, ["model"]),
         ({"tracking": "sometimes"}, ["tracking"]),
         ({"outputs": "x"}, []),
+        ({"data": {"table": "a", "test": {"table": "b", "sql": "c"}}}, ["data", "test"]),
+        ({"predict": {"table": "a"}}, ["predict"]),
+        ({"predict": {"table": "a", "output": "b", "mode": "update"}}, ["predict", "mode"]),
     ],
 )
 def test_schema_refuses_what_a_job_refuses(validator: Any, change: dict[str, Any], path: list[str]) -> None:
     job = {"data": {"table": "digits"}, "model": "TorchClassifier", "output": "x", **change}
     assert path in [list(error.absolute_path) for error in validator.iter_errors(job)]
+
+
+def test_a_job_that_only_predicts_needs_no_training(validator: Any) -> None:
+    assert validator.is_valid({"predict": {"table": "a", "output": {"table": "b"}, "model": "models:/net/1"}})
+    assert not validator.is_valid({"data": {"table": "digits"}})
 
 
 def test_params_of_an_imported_model_are_those_of_the_torch_estimator(validator: Any) -> None:

@@ -195,7 +195,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
             losses.extend(LossRecorder.losses_in(module))
 
         trial._fit_once(dataset, Trial(schedule.num_updates, receive))
-        return judge(losses, schedule, self.params_of_fit().getGradientAccumulationSteps())
+        return judge(losses, schedule, self._params_of_fit().getGradientAccumulationSteps())
 
     def _fit(self, dataset: DataFrame) -> M:
         return self._fit_once(dataset)

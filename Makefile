@@ -139,7 +139,7 @@ wheel: setup
 release: wheel
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --sdist --no-isolation --outdir dist .
 	@$(BIN)/twine check --strict dist/*
-	@rm -rf build/release && $(PYTHON) -m venv build/release/environment
+	@rm -rf build/release && $(BIN)/python -m venv build/release/environment
 	@build/release/environment/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		"$$(echo dist/*.whl)[train,mlflow]" scikit-learn
 	@cd build/release && env -u PYTHONPATH environment/bin/sparkdl demo

@@ -241,17 +241,17 @@ class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedI
 
     Example::
 
-    estimator = TorchEstimator(
-        model=torch.nn.Linear(64, 10),
-        optimizer="adamw",
-        learningRate=1e-2,
-        loss="cross_entropy",
-        featuresCol="image",
-        labelCol="digit",
-        numWorkers=4,
-    )
-    model = estimator.fit(train)
-    model.transform(test).select("prediction").show()
+        estimator = TorchEstimator(
+            model=torch.nn.Linear(64, 10),
+            optimizer="adamw",
+            learningRate=1e-2,
+            loss="cross_entropy",
+            featuresCol="image",
+            labelCol="digit",
+            numWorkers=4,
+        )
+        model = estimator.fit(train)
+        model.transform(test).select("prediction").show()
     """
 
     _model_class = TorchModel

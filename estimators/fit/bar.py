@@ -37,7 +37,8 @@ class FitBar(tqdm):
         self._in_notebook = in_notebook
         self._handle: Any = None
         self._after, self._below = "", ""
-        super().__init__(desc=text, file=stream, bar_format="{desc}", dynamic_ncols=True)
+        # The fit decides whether it shows a bar, and TQDM_DISABLE would leave one that cannot be written to.
+        super().__init__(desc=text, file=stream, bar_format="{desc}", dynamic_ncols=True, disable=False)
 
     def show_text(self, text: str) -> None:
         """Show a text after the bar, or alone before the first step."""

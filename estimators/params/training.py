@@ -227,7 +227,7 @@ class HasFunctions(Params):
         "function that the driver calls with the record of each epoch; an exception that it raises ends the fit",
         check=check_callable,
         more="A search for hyperparameters reports values and prunes trials there. Epochs that are repeated after a "
-        "restart are not reported again.",
+        "restart are not reported again. Inside of an active MLflow run, such a fit logs to a nested run of its own.",
     )
 
     def getScheduler(self) -> SchedulerFactory | None:

@@ -59,12 +59,16 @@ def table_of(df: DataFrame) -> str | None:
         plan = _analyzed_plan(df)
     except Exception:  # any error of Spark, whose texts are not an interface
         return None
-    names = dict.fromkeys(_ALIAS.findall(plan))
+    names = _TABLE.findall(plan)
     leaves = _LEAF.findall(plan)
-    return next(iter(names)).removeprefix("spark_catalog.") if names and len(leaves) == 1 else None
+    return str(names[0]).removeprefix("spark_catalog.") if names and len(leaves) == 1 else None
 
 
-_ALIAS = re.compile(r"SubqueryAlias ([^\s(]+)$", re.MULTILINE)
+# Tables and views have an alias with their name; DataFrame.alias adds others, above them or above files and values.
+_TABLE = re.compile(
+    r"SubqueryAlias ([^\s(]+)$\n[^\n]*?(?:View \(|HiveTableRelation \[|RelationV2\[|Relation `?[\w.]+`?\[)",
+    re.MULTILINE,
+)
 _LEAF = re.compile(
     r"^[^\n]*?(?:Relation|LogicalRDD|LocalRelation|Range|HiveTableRelation|DataSourceV2\w*)\b[ (\[]",
     re.MULTILINE,

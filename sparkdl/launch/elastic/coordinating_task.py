@@ -148,7 +148,10 @@ def run_members_from_task(
                 coordinating = _CoordinatingJob(spark, spec, limits, lease)
                 members = _MemberJobs(spark, spec, limits, resources)
                 stack.callback(lambda job, others: _end([*others.values(), job]), coordinating, members.jobs)
-                return _values(coordinating, members, listener)
+                try:
+                    return _values(coordinating, members, listener)
+                finally:
+                    listener.show_due(is_end=True)
         except _CoordinatingTaskLostError as error:
             if num_restarts == limits.max_restarts:
                 raise

@@ -7,7 +7,7 @@ import pydoc
 import pytest
 from torch import nn
 
-from sparkdl.estimators import TorchClassifier, TorchModel
+from sparkdl.estimators import TorchClassifier, TorchEstimator, TorchModel
 from tests.unit.estimators.public_classes import MODELS, make_torch_estimator
 
 
@@ -22,6 +22,12 @@ def test_help_of_a_classifier_begins_with_an_example_and_has_less_than_300_lines
     assert any(line.startswith("fit(") for line in lines)
     assert not any(line.startswith(("setEpochs(", "_", "epochs =")) for line in lines)
     assert any(line.strip().startswith("epochs: number of passes") for line in lines)
+
+
+def test_example_of_an_estimator_is_a_block():
+    lines = (TorchEstimator.__doc__ or "").splitlines()
+    example = lines.index("    Example::")
+    assert lines[example + 2] == "        estimator = TorchEstimator("
 
 
 def test_completion_of_an_instance_has_setters_and_explain_param_has_all_of_the_text():

@@ -61,8 +61,10 @@ SETTABLE = (
     "rawPredictionCol",
     "predictionType",
     "predictionBatchSize",
+    "thresholds",
+    "weightCol",
 )
-"""Params that have an effect on a model; ``labelCol`` on ``evaluate``."""
+"""Params that have an effect on a model; ``labelCol`` and ``weightCol`` on ``evaluate``."""
 
 
 class NoSetter:

@@ -381,8 +381,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         """Return how much the accuracy or R2 of the predictions falls if each feature is shuffled among the rows.
 
         The model predicts rows on the driver, ``(features * num_repeats + 1)`` times; features are columns, and each
-        element of vectors and arrays of one length. Of features that say the same, each is unimportant while the other
-        is there. Rows with nulls are left out, except among features whose nulls the fit imputed.
+        element of vectors and arrays of one length. Features that carry the same information each look unimportant,
+        as the model still has the others. Rows with nulls are left out, except among features whose nulls the fit
+        imputed.
 
         Args:
             dataset: DataFrame with the feature columns, ``labelCol`` and ``weightCol``, if that is set.

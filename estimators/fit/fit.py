@@ -32,7 +32,7 @@ from sparkdl.estimators.fit.checkpoints import (
     with_checkpoints,
 )
 from sparkdl.estimators.fit.inputs import check_columns, check_picklable, named_columns, prepare_fit
-from sparkdl.estimators.fit.progress import FitListener, Progress, open_progress
+from sparkdl.estimators.fit.progress import FitListener, FitProgress, open_progress
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.tracking import (
     NestedRun,
@@ -336,7 +336,7 @@ def _elastic_limits(params: _TorchEstimatorParams) -> ElasticLimits | None:
 
 
 @contextmanager
-def _progress(*, show: bool, log_format: str) -> Iterator[Progress]:
+def _progress(*, show: bool, log_format: str) -> Iterator[FitProgress]:
     """Give the progress of a fit; close it at the end, and print a message if the user interrupts the fit."""
     with closing(open_progress(is_shown=show, log_format=log_format)) as progress:
         try:

@@ -34,7 +34,7 @@ def is_in_notebook() -> bool:
 _PLAIN_INTERVAL_S = 10.0
 
 
-class Progress:
+class FitProgress:
     """Writes what happens in a fit to a stream, as lines of text. Runs on the *driver*.
 
     Args:
@@ -102,7 +102,7 @@ class Progress:
         self._written_at = time.monotonic()
 
 
-class BarProgress(Progress):
+class BarProgress(FitProgress):
     """Shows one bar, with the loss and the metrics of the last epoch: in a terminal, or in a notebook's cell.
 
     A terminal has a line per epoch above the bar, a notebook a table of the last epochs below it.
@@ -164,7 +164,7 @@ class BarProgress(Progress):
         self._bar.show_steps(done, total, f"epoch {event['epoch']}/{event['epochs']}", text, table)
 
 
-class JsonProgress(Progress):
+class JsonProgress(FitProgress):
     """Writes a JSON object per line, for programs that read the log of a job.
 
     Each has ``time`` (UTC) and ``event``: ``status`` and ``line`` have a ``text``, ``log`` has ``ranks`` and a
@@ -207,7 +207,7 @@ _EPOCHS_BELOW = 12
 """Most epochs in the table below a notebook's bar."""
 
 
-def open_progress(*, is_shown: bool, log_format: str = "text") -> Progress:
+def open_progress(*, is_shown: bool, log_format: str = "text") -> FitProgress:
     """Return the progress of a fit: a bar in a terminal and in a notebook, lines on any other stream.
 
     Args:
@@ -218,10 +218,12 @@ def open_progress(*, is_shown: bool, log_format: str = "text") -> Progress:
         return JsonProgress(sys.stderr, is_shown=is_shown)
     if is_in_notebook():
         # Notebooks show stderr in red.
-        return BarProgress(sys.stdout, in_notebook=True) if is_shown else Progress(sys.stdout, is_shown=False)
+        return (
+            BarProgress(sys.stdout, in_notebook=True) if is_shown else FitProgress(sys.stdout, is_shown=False)
+        )
     if is_shown and _has_columns(sys.stderr):
         return BarProgress(sys.stderr, in_notebook=False)
-    return Progress(sys.stderr, is_shown=is_shown)
+    return FitProgress(sys.stderr, is_shown=is_shown)
 
 
 def _has_columns(stream: TextIO) -> bool:
@@ -308,7 +310,7 @@ class FitListener:
     def __init__(
         self,
         run: FitRun | None,
-        progress: Progress,
+        progress: FitProgress,
         check: Callable[[], object],
         on_epoch: Callable[[EpochRecord], object] | None = None,
         on_position: Callable[[str], object] = lambda _: None,

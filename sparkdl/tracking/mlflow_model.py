@@ -207,7 +207,7 @@ def _log_folder(
     """Log a saved MLflow model to a server of MLflow 3, and return its URI.
 
     ``Model.log`` of MLflow does not take a client, and shows on the model's page whatever its run has logged at the
-    step 0, such as the load of hosts.
+    step 0, such as how busy hosts are.
     """
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model

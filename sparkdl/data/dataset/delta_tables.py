@@ -80,7 +80,10 @@ def _files(location: Location, *, without_partitions: bool) -> tuple[list[str], 
     if mapping != "none":
         return [], "It has column mapping, with other names of columns in its files."
     if features:
-        return [], f"It has the features {', '.join(sorted(features))}, with which its files do not say all."
+        return (
+            [],
+            f"It has the features {', '.join(sorted(features))}, so that its files alone do not give its rows.",
+        )
     if without_partitions and metadata.partition_columns:
         return [], f"Its columns {', '.join(metadata.partition_columns)} are not in its files."
     if not logged:

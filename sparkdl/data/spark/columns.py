@@ -63,7 +63,7 @@ def check_types(
 def faults_error(faults: Sequence[str]) -> DataError:
     """Return one error for the faults of several columns, each a sentence or two; ten are shown."""
     more = len(faults) - _MOST_SHOWN
-    end = [f"So it is with {more} more columns."] if more > 0 else []
+    end = [f"{more} more columns have such faults."] if more > 0 else []
     return DataError(" ".join([*faults[:_MOST_SHOWN], *end]))
 
 

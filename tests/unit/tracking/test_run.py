@@ -21,7 +21,7 @@ from sparkdl import tracking
 from sparkdl.data import Column, Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel, TrainingSummary
-from sparkdl.estimators.fit.progress import FitListener, Progress
+from sparkdl.estimators.fit.progress import FitListener, FitProgress
 from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import pip_requirements
@@ -107,7 +107,7 @@ def test_fit_joins_a_run_with_params_and_keeps_its_own_beside_those_of_the_user(
 
 def test_run_has_the_layout_that_the_ranks_chose_and_why_and_that_of_a_restart(tracked, open_run):
     with open_run("on") as run:
-        listener = FitListener(run, Progress(io.StringIO()), list)
+        listener = FitListener(run, FitProgress(io.StringIO()), list)
         for code in ("Parallelism(data=2)", "Parallelism(shard=2)"):
             listener.handle_event(0, {"kind": "layout", "code": code, "reason": f"{code} is fast."})
     params = mlflow.get_run(run.run_id).data.params

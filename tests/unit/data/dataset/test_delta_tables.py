@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 
 from sparkdl.data import ParquetFeed, scan_dataset
 from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.errors import DataError
+
+deltalake = pytest.importorskip("deltalake", reason="deltalake, of the extra delta, is not installed")
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     """A table whose folder has files with rows that were deleted, and one of an earlier version."""
     folder = str(tmp_path / "a table")
-    write_deltalake(folder, pa.table({"a": [1.0, 2.0, 3.0]}))
-    write_deltalake(folder, pa.table({"a": [4.0, 5.0]}), mode="append")
-    DeltaTable(folder).delete("a = 2.0")
+    deltalake.write_deltalake(folder, pa.table({"a": [1.0, 2.0, 3.0]}))
+    deltalake.write_deltalake(folder, pa.table({"a": [4.0, 5.0]}), mode="append")
+    deltalake.DeltaTable(folder).delete("a = 2.0")
     return folder
 
 
@@ -32,7 +33,7 @@ def fed(url: str) -> list[float]:
 
 def test_feed_reads_the_rows_of_the_newest_version(table: str) -> None:
     assert sorted(fed(table)) == [1.0, 3.0, 4.0, 5.0]
-    write_deltalake(table, pa.table({"a": [6.0]}), mode="overwrite")
+    deltalake.write_deltalake(table, pa.table({"a": [6.0]}), mode="overwrite")
     assert fed(table) == [6.0]
     assert len(list(Path(table).glob("*.parquet"))) > len(urls_for_spark(table)) == 1
     assert Path(urls_for_spark(table)[0]).is_file()
@@ -40,7 +41,7 @@ def test_feed_reads_the_rows_of_the_newest_version(table: str) -> None:
 
 def test_files_of_partitions_are_read_without_the_values_in_folder_names(tmp_path: Path) -> None:
     folder = str(tmp_path / "table")
-    write_deltalake(folder, pa.table({"a": [1.0, 2.0], "p": ["x y", "z%"]}), partition_by=["p"])
+    deltalake.write_deltalake(folder, pa.table({"a": [1.0, 2.0], "p": ["x y", "z%"]}), partition_by=["p"])
     assert sorted(fed(folder)) == [1.0, 2.0]
     with pytest.raises(DataError, match="Column 'p' is a partition column"):
         scan_dataset(folder, columns=["p"])
@@ -60,13 +61,17 @@ def with_action(folder: str, **changes: object) -> None:
 
 def test_tables_whose_files_hold_other_rows_or_names_are_refused(tmp_path: Path) -> None:
     mapped = str(tmp_path / "mapped")
-    write_deltalake(mapped, pa.table({"a": [1.0]}), configuration={"delta.columnMapping.mode": "name"})
+    deltalake.write_deltalake(
+        mapped, pa.table({"a": [1.0]}), configuration={"delta.columnMapping.mode": "name"}
+    )
     with pytest.raises(
         DataError, match=r"a Delta table, .* It has column mapping.* Read it with Spark, spark\.read"
     ):
         fed(mapped)
     vectors = str(tmp_path / "vectors")
-    write_deltalake(vectors, pa.table({"a": [1.0]}), configuration={"delta.enableDeletionVectors": "true"})
+    deltalake.write_deltalake(
+        vectors, pa.table({"a": [1.0]}), configuration={"delta.enableDeletionVectors": "true"}
+    )
     assert fed(vectors) == [1.0]
     vector = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 1, "sizeInBytes": 34}
     with_action(vectors, deletionVector=vector | {"cardinality": 1})

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparkdl.data import ParquetFeed, scan_dataset
 from sparkdl.errors import ParamError
-from sparkdl.estimators import TorchClassifier, TorchEstimator
+from sparkdl.estimators import TorchClassifier
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.losses import compute_loss
 from tests.unit.estimators.fit_examples import learn, make_estimator
@@ -186,4 +186,3 @@ def test_weights_are_saved_with_the_estimator(tmp_path):
     TorchClassifier(classWeights={3: 2.0, 5: 1.0}, sampling="balanced").save(str(tmp_path / "saved"))
     loaded = TorchClassifier.load(str(tmp_path / "saved"))
     assert loaded.getClassWeights() == {3: 2.0, 5: 1.0}
-    assert isinstance(make_estimator(), TorchEstimator)

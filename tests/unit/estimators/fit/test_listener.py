@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.errors import CheckpointsInUseError
-from sparkdl.estimators.fit.progress import FitListener, Progress, StepSampler
+from sparkdl.estimators.fit.progress import FitListener, FitProgress, StepSampler
 from sparkdl.tracking import FitRun
 from sparkdl.tracking.start import Switches
 from sparkdl.training.history import EpochRecord, ProgressReporter
@@ -45,7 +45,7 @@ def told(epoch):
 
 
 def listening(run, stream=None):
-    return FitListener(run, Progress(stream or io.StringIO()), list)
+    return FitListener(run, FitProgress(stream or io.StringIO()), list)
 
 
 def reporting(listener):
@@ -93,7 +93,7 @@ def test_an_event_ends_a_fit_that_no_longer_holds_its_folder():
     def check():
         raise CheckpointsInUseError("taken")
 
-    reporter = reporting(FitListener(NotedRun(), Progress(io.StringIO()), check))
+    reporter = reporting(FitListener(NotedRun(), FitProgress(io.StringIO()), check))
     with pytest.raises(CheckpointsInUseError, match="taken"):
         reporter.epoch(record(1))
 

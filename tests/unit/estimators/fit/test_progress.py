@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from sparkdl.estimators.fit.progress import BarProgress, JsonProgress, Progress, open_progress
+from sparkdl.estimators.fit.progress import BarProgress, FitProgress, JsonProgress, open_progress
 
 STEP = {"kind": "step", "epoch": 1, "epochs": 2, "step": 3, "steps": 9, "loss": 0.51234, "rows_per_s": 1234.5}
 EPOCH = {
@@ -108,11 +108,11 @@ def test_lines_of_ranks_stay_above_the_bar():
 
 
 def test_a_file_gets_a_line_per_epoch_with_its_metrics_and_the_remaining_time():
-    assert shown(Progress(io.StringIO()), {**STEP, "eta_s": 7.0}, EPOCH, {"kind": "x"}) == f"{LINE}\n"
+    assert shown(FitProgress(io.StringIO()), {**STEP, "eta_s": 7.0}, EPOCH, {"kind": "x"}) == f"{LINE}\n"
     metrics = {"right": 0.75, "val_loss": 0.51234}
     line = LINE.replace("0.2500", "0.2500  right 0.7500  val_loss 0.5123").removesuffix("  ETA 1 min 15 s")
-    assert shown(Progress(io.StringIO()), {**EPOCH, "metrics": metrics, "eta_s": 0.0}) == f"{line}\n"
-    hidden = Progress(io.StringIO(), is_shown=False)
+    assert shown(FitProgress(io.StringIO()), {**EPOCH, "metrics": metrics, "eta_s": 0.0}) == f"{line}\n"
+    hidden = FitProgress(io.StringIO(), is_shown=False)
     hidden.status("a phase")
     hidden.log([1], "printed")
     assert shown(hidden, EPOCH) == "[rank 1] printed\n"
@@ -138,7 +138,7 @@ def test_json_has_an_object_per_line_without_numbers_that_json_lacks():
     assert epoch["metrics"] == {"val_loss": None}
 
 
-@pytest.mark.parametrize(("columns", "kind"), [(80, BarProgress), (0, Progress)])
+@pytest.mark.parametrize(("columns", "kind"), [(80, BarProgress), (0, FitProgress)])
 def test_a_terminal_with_a_width_has_a_bar(columns, kind, monkeypatch):
     terminal, device = pty.openpty()
     fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -146,7 +146,7 @@ def test_a_terminal_with_a_width_has_a_bar(columns, kind, monkeypatch):
         monkeypatch.setattr(sys, "stderr", stream)
         assert type(open_progress(is_shown=True)) is kind
         assert type(open_progress(is_shown=True, log_format="json")) is JsonProgress
-        assert type(open_progress(is_shown=False)) is Progress
+        assert type(open_progress(is_shown=False)) is FitProgress
         monkeypatch.setattr(sys, "stderr", io.StringIO())
-        assert type(open_progress(is_shown=True)) is Progress
+        assert type(open_progress(is_shown=True)) is FitProgress
     os.close(terminal)

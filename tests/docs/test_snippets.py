@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 RUN_BY_OTHER_TESTS = {"README.md", "trained_elsewhere.md", "trainers.md"}
 """Pages whose own tests, in ``tests/cli/test_readme.py`` and ``tests/spark/models``, run their examples."""
 
-# Scripts, by page: how many examples of the page belong to it, and the number of ranks that `sparkdl run` starts, 0 for
-# a script that starts its ranks itself.
-SCRIPTS = {
-    "horovod.md": (1, 2, "loss"),
-    "parallelism.md": (2, 2, "loss"),
-    "runner.md": (1, 0, "30.0"),
-    "torchdistributor.md": (1, 0, "loss:"),
-}
+# Scripts: page, its examples that belong to the script, what it prints, and how many ranks `sparkdl run` starts,
+# 0 for a script that starts its ranks itself.
+SCRIPTS = (
+    ("horovod.md", slice(0, 1), "loss", 2),
+    ("parallelism.md", slice(0, 2), "loss", 2),
+    ("runner.md", slice(0, 1), "30.0", 0),
+    ("runner.md", slice(2, 3), "10.0", 0),
+    ("torchdistributor.md", slice(0, 1), "loss:", 0),
+)
 IN_PROCESS = ("blending.md", "feed.md", "planner.md")
 
 
@@ -55,7 +56,7 @@ def test_examples_can_be_compiled_and_import_what_there_is(page: Path) -> None:
 
 def test_every_page_with_examples_is_run_by_a_test() -> None:
     with_examples = {page.name for page in PAGES if examples_of(page)}
-    run_here = {*SCRIPTS, *IN_PROCESS, "communication.md"}
+    run_here = {*(name for name, *_ in SCRIPTS), *IN_PROCESS, "communication.md"}
     assert with_examples == RUN_BY_OTHER_TESTS | run_here | set(PAGES_ON_SPARK)
 
 
@@ -72,11 +73,12 @@ def test_examples_without_spark_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_examples_that_are_scripts_run(name: str, tmp_path: Path) -> None:
-    number, num_ranks, printed = SCRIPTS[name]
+@pytest.mark.parametrize(("name", "examples", "printed", "num_ranks"), SCRIPTS)
+def test_examples_that_are_scripts_run(
+    name: str, examples: slice, printed: str, num_ranks: int, tmp_path: Path
+) -> None:
     page = next(page for page in PAGES if page.name == name)
-    source = "\n".join(text for _, text in examples_of(page)[:number])
+    source = "\n".join(text for _, text in examples_of(page)[examples])
     (tmp_path / "script.py").write_text(source.replace("/shared/", f"{tmp_path}/").replace("10_000", "500"))
     launcher = [sys.executable, "-m", "sparkdl.cli", "run", "-n", str(num_ranks), "--"] if num_ranks else []
     done = run([*launcher, sys.executable, "script.py"], cwd=tmp_path, variables={})

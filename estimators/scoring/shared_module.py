@@ -11,27 +11,32 @@ to have, and a lock under which a process is started or ends.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import fcntl
 import logging
 import os
 import pickle
 import secrets
+import select
+import shutil
+import socket
+import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Client, Connection, Listener
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import safetensors.torch
 import torch
 from torch import nn
 
-from sparkdl.errors import SparkdlError
+from sparkdl.errors import SparkdlError, WorkersLostError
 from sparkdl.identity import digest
 from sparkdl.model.architecture import join_module, join_tensors, split_tensors
 from sparkdl.model.weights_file import map_weights, weights_as_bytes
@@ -41,14 +46,24 @@ _logger = logging.getLogger(__name__)
 _IDLE_S = 60.0
 """Time without a connected worker after which the process ends: longer than that between two stages."""
 
+_START_S = 300.0
+_ANSWER_S = 1800.0
+"""Longer than a batch of generated texts takes while other tasks wait for theirs."""
+
 _MOST_MODELS = 4
 _MOST_ATTEMPTS = 3
 _LOST = (EOFError, ConnectionError)
 """What a process that has ended, or is ending, shows on the socket."""
 
 _SOCKET, _KEY, _LOCK, _LOG = "socket", "key", "lock", "log"
+_MOST_BYTES_OF_PATH = 103
+"""Length of the path of a Unix socket on all systems."""
+
 _ALONE = nn.Module()
 """A module without tensors: those of inputs and outputs have no names."""
+
+_started: dict[Path, subprocess.Popen[bytes]] = {}
+"""The last process that this worker started in a folder, whose exit status it gets."""
 
 
 class SharedModule(nn.Module):
@@ -85,36 +100,53 @@ class SharedModule(nn.Module):
         Raises:
             Exception: what the module raises.
             SparkdlError: if the process cannot be started.
+            WorkersLostError: if it ended repeatedly, or does not answer.
         """
         packed = _pack((args, kwargs))
-        reply = self._answered("run", self._key, *packed)
-        if reply[0] == "unknown":
-            self._answered("load", self._key, *self._model)
-            reply = self._answered("run", self._key, *packed)
-        return _unpack(*reply[1:])
-
-    def _answered(self, *request: Any) -> Any:
-        """Return the reply to a request, also if the process was killed, or has ended meanwhile."""
-        for _ in range(_MOST_ATTEMPTS - 1):
+        for _ in range(_MOST_ATTEMPTS):
             try:
-                return self._ask(*request)
+                kind, *content = self._ask(*packed)
+                if kind == "unknown":
+                    kind, *content = self._ask(*packed, *self._model)
             except _LOST:
                 self._connection = None
-        return self._ask(*request)
+                continue
+            except BlockingIOError as error:
+                self._connection = None
+                raise WorkersLostError(
+                    f"{_named(self._device)} did not answer in time, at most {_ANSWER_S:g} s. {_log_of(self._folder)}"
+                ) from error
+            if kind == "failed":
+                _raise(content.pop())
+            return _unpack(*content)
+        process = _started.get(self._folder)
+        status = "" if process is None else f", the last time with {process.wait(_START_S)}"
+        raise WorkersLostError(
+            f"{_named(self._device)} ended {_MOST_ATTEMPTS} times{status}. {_log_of(self._folder)}"
+        )
 
-    def _ask(self, *request: Any) -> Any:
+    def _ask(self, *content: Any) -> Any:
         if self._connection is None:
             self._connection = _connect(self._folder, self._device, self._idle_s)
-        self._connection.send(request)
-        reply = self._connection.recv()
-        if reply[0] != "failed":
-            return reply
-        error: Exception = reply[1]
-        del reply
-        try:
-            raise error
-        finally:
-            del error  # otherwise the exception would keep this frame, and with it the connection
+        self._connection.send((self._key, *content))
+        return self._connection.recv()
+
+
+def _raise(error: Exception) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error  # otherwise the exception would keep this frame, and with it the callers'
+
+
+def _named(device: str) -> str:
+    return f"The process that shares a model on {device}"
+
+
+def _log_of(folder: Path) -> str:
+    """Return a sentence with the end of the log of the process of a folder."""
+    log = folder / _LOG
+    return f"Its log {log} ends with: {log.read_text(errors='replace').strip()[-2000:]}"
 
 
 def _pack(value: Any, device: str = "cpu") -> tuple[bytes, bytes]:
@@ -128,21 +160,36 @@ def _unpack(structure: bytes, tensors: bytes, device: str = "cpu") -> Any:
 
 
 def _private_folder(name: str) -> Path:
-    folder = Path(tempfile.gettempdir(), f"sparkdl-{os.getuid()}-{name}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+    name = f"sparkdl-{os.getuid()}-{name}"
+    folder = Path(tempfile.gettempdir(), name)
+    if len(os.fsencode(folder / _SOCKET)) > _MOST_BYTES_OF_PATH:
         raise SparkdlError(
-            f"{folder} is not private to this user, and a model cannot be shared there. Remove it."
+            f"The folder of temporary files {folder.parent} has a path too long for a Unix socket, which tasks that "
+            "share a GPU need. Set a shorter TMPDIR on the executors, as by spark.executorEnv.TMPDIR=/tmp."
         )
     return folder
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / _LOCK).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _make_private(folder: Path) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise SparkdlError(
+            f"{folder} is not a private folder of this user, and a model cannot be shared there. Remove it."
+        )
+
+
+def _locked(folder: Path) -> IO[str]:
+    """Return the open file of a folder's lock, which is held until the file is closed; makes the folder."""
+    while True:
+        with suppress(FileNotFoundError):  # a process that ended removed the folder meanwhile
+            _make_private(folder)
+            file = (folder / _LOCK).open("a")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()
 
 
 def _connect(folder: Path, device: str, idle_s: float) -> Connection[Any, Any]:
@@ -156,7 +203,20 @@ def _connect(folder: Path, device: str, idle_s: float) -> Connection[Any, Any]:
 
 
 def _connected(folder: Path) -> Connection[Any, Any]:
-    return Client(str(folder / _SOCKET), "AF_UNIX", authkey=(folder / _KEY).read_bytes())
+    connection = Client(str(folder / _SOCKET), "AF_UNIX")
+    _limit(connection, _START_S)
+    key = (folder / _KEY).read_bytes()
+    answer_challenge(connection, key)
+    deliver_challenge(connection, key)
+    _limit(connection, _ANSWER_S)
+    return connection
+
+
+def _limit(connection: Connection[Any, Any], seconds: float) -> None:
+    """Have a connection raise BlockingIOError where it sends or receives nothing for a time."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
 
 
 def _start(folder: Path, device: str, idle_s: float) -> None:
@@ -167,7 +227,7 @@ def _start(folder: Path, device: str, idle_s: float) -> None:
     command = [sys.executable, "-m", __name__, str(folder), device, "--idle-s", str(idle_s)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (folder / _LOG).open("wb") as log:
-        process = subprocess.Popen(
+        process = _started[folder] = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -177,10 +237,14 @@ def _start(folder: Path, device: str, idle_s: float) -> None:
         )
     assert process.stdout is not None, "it is a pipe"
     with process.stdout:
-        is_ready = process.stdout.readline()
-    if not is_ready:
-        last = (folder / _LOG).read_text(errors="replace").strip()[-2000:]
-        raise SparkdlError(f"The process that shares a model on {device} ended with {process.wait()}: {last}")
+        is_in_time = bool(select.select([process.stdout], [], [], _START_S)[0])
+        if is_in_time and process.stdout.readline():
+            return
+    if not is_in_time:
+        process.kill()
+    status = process.wait()
+    how = f"ended with {status}" if is_in_time else f"was not ready within {_START_S:g} s"
+    raise SparkdlError(f"{_named(device)} {how}. {_log_of(folder)}")
 
 
 class _Server:
@@ -188,27 +252,32 @@ class _Server:
 
     def __init__(self, folder: Path, device: str, idle_s: float) -> None:
         self._folder, self._device, self._idle_s = folder, device, idle_s
-        self._modules: OrderedDict[str, nn.Module] = OrderedDict()
+        self._modules: OrderedDict[str, tuple[nn.Module, threading.Lock]] = OrderedDict()
         self._changing = threading.Condition()
         self._num_workers = 0
 
     def serve(self) -> None:
         """Answer workers until none has been connected for a while."""
-        torch.empty(0, device=self._device)  # fails now if there is no such device
-        with Listener(
-            str(self._folder / _SOCKET), "AF_UNIX", authkey=(self._folder / _KEY).read_bytes()
-        ) as listener:
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-            print("ready", flush=True)
-            while True:
-                with self._changing:
-                    is_busy = self._changing.wait_for(lambda: self._num_workers > 0, self._idle_s)
-                    self._changing.wait_for(lambda: self._num_workers == 0)
-                if not is_busy:
-                    with _locked(self._folder):  # no worker connects now
-                        if not self._num_workers:
-                            (self._folder / _SOCKET).unlink(missing_ok=True)
-                            return
+        self._compute()  # fails now if there is no such device
+        key = (self._folder / _KEY).read_bytes()
+        listener = Listener(str(self._folder / _SOCKET), "AF_UNIX", authkey=key)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        print("ready", flush=True)
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what modules print is in the log
+        while True:
+            with self._changing:
+                is_busy = self._changing.wait_for(lambda: self._num_workers > 0, self._idle_s)
+                self._changing.wait_for(lambda: self._num_workers == 0)
+            if not is_busy:
+                with _locked(self._folder):  # no worker connects now
+                    if not self._num_workers:
+                        listener.close()
+                        shutil.rmtree(self._folder)
+                        return
+
+    def _compute(self) -> None:
+        """Raise an exception if the device cannot compute."""
+        torch.zeros(1, device=self._device).add(1).item()
 
     def _accept(self, listener: Listener) -> None:
         while True:
@@ -229,39 +298,45 @@ class _Server:
         try:
             with connection:
                 while True:
-                    kind, key, *content = connection.recv()
+                    request = connection.recv()
                     try:
-                        reply = self._load(key, *content) if kind == "load" else self._run(key, *content)
+                        connection.send(self._run(*request))
                     except Exception as error:
-                        reply = ("failed", _portable(error))
-                    connection.send(reply)
+                        try:
+                            connection.send(("failed", _portable(error)))
+                        finally:
+                            self._end_if_broken()
         except (EOFError, OSError):  # the worker has ended
             pass
         finally:
             self._count(-1)
 
-    def _load(self, key: str, structure: bytes, weights: bytes | str, path: list[str]) -> tuple[str]:
+    def _end_if_broken(self) -> None:
+        """End this process if its context of CUDA is lost; the next request starts another one."""
+        try:
+            self._compute()
+        except Exception:
+            _logger.exception("The device %s cannot compute any more, and the process ends.", self._device)
+            os._exit(1)
+
+    def _run(self, key: str, structure: bytes, tensors: bytes, *model: Any) -> tuple[Any, ...]:
         with self._changing:
             if key not in self._modules:
-                sys.path += [entry for entry in path if entry not in sys.path]
-                tensors = (
-                    safetensors.torch.load(weights) if isinstance(weights, bytes) else map_weights(weights)
-                )
-                self._modules[key] = join_module(structure, tensors).to(self._device).eval()
-            while len(self._modules) > _MOST_MODELS:
-                self._modules.popitem(last=False)
-        return ("loaded",)
-
-    def _run(self, key: str, structure: bytes, tensors: bytes) -> tuple[Any, ...]:
-        with self._changing:
-            module = self._modules.get(key)
-            if module is None:
-                return ("unknown",)
+                if not model:
+                    return ("unknown",)
+                while len(self._modules) >= _MOST_MODELS:
+                    self._modules.popitem(last=False)
+                self._modules[key] = self._load(*model), threading.Lock()
+            module, lock = self._modules[key]
             self._modules.move_to_end(key)
         args, kwargs = _unpack(structure, tensors, self._device)
-        with torch.inference_mode():
-            returned = module(*args, **kwargs)
-        return ("done", *_pack(returned))
+        with lock, torch.inference_mode():  # a module may keep what it computes
+            return ("done", *_pack(module(*args, **kwargs)))
+
+    def _load(self, structure: bytes, weights: bytes | str, path: list[str]) -> nn.Module:
+        sys.path += [entry for entry in path if entry not in sys.path]
+        tensors = safetensors.torch.load(weights) if isinstance(weights, bytes) else map_weights(weights)
+        return join_module(structure, tensors).to(self._device).eval()
 
 
 def _portable(error: Exception) -> Exception:
@@ -279,6 +354,8 @@ def _main() -> None:
     parser.add_argument("device")
     parser.add_argument("--idle-s", type=float)
     options = parser.parse_args()
+    faulthandler.enable()
+    print("Process", os.getpid(), file=sys.stderr, flush=True)
     _Server(options.folder, options.device, options.idle_s).serve()
 
 

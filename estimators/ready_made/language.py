@@ -87,6 +87,8 @@ _SAMPLE_TEXTS = 20_000
 _BYTES = 256
 """Number of tokens for single bytes, which every learned tokenizer has."""
 
+_MOST_PLAIN_MODELS = 4
+
 
 class LanguageModelModel(TorchModel, HasGeneration):
     """The model of :class:`LanguageModel`: a :class:`TorchModel` of texts.
@@ -98,6 +100,12 @@ class LanguageModelModel(TorchModel, HasGeneration):
     """
 
     setSeed = HasTraining.setSeed  # of the draws of continuations
+
+    def __init__(self, saved: SavedModel, summary: TrainingSummary | None = None) -> None:
+        super().__init__(saved, summary)
+        self._plain_models: dict[
+            tuple[Any, ...], TorchModel
+        ] = {}  # copies share it, as they share the module
 
     @property
     def saved(self) -> SavedModel:
@@ -177,11 +185,28 @@ class LanguageModelModel(TorchModel, HasGeneration):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         check_session(dataset, "transform")
         takes_tokens = not self._has_tokenizer or holds_tokens(dataset, self.getFeaturesCol())
-        saved = self._answering(self.getOutput(), takes_tokens=takes_tokens)
         # A plain model with the module for these Params, as models of other estimators have it.
-        plain = self._copyValues(TorchModel(saved))
+        plain = self._copyValues(self._plain_model(takes_tokens=takes_tokens).copy())
         plain._resetUid(self.uid)
         return plain._transform(dataset)
+
+    def _plain_model(self, *, takes_tokens: bool) -> TorchModel:
+        """Return the model for the values of Params, the same for equal values, so that executors load it once."""
+        values = self.getOutput(), takes_tokens, self._generation(), self.getMaxLength()
+        if values not in self._plain_models:
+            made = TorchModel(self._answering(self.getOutput(), takes_tokens=takes_tokens))
+            while len(self._plain_models) >= _MOST_PLAIN_MODELS:
+                self._plain_models.pop(next(iter(self._plain_models)))
+            self._plain_models[values] = made
+        return self._plain_models[values]
+
+    def _generation(self) -> Generation:
+        return Generation(
+            max_tokens=self.getMaxNewTokens(),
+            temperature=self.getTemperature(),
+            top_k=self.getTopK(),
+            seed=self.getOrDefault("seed"),
+        )
 
     @property
     def _has_tokenizer(self) -> bool:
@@ -199,12 +224,7 @@ class LanguageModelModel(TorchModel, HasGeneration):
             self._trained.tokenizer,
             column=self._saved.signature.inputs.names[0],
             answer=answer,
-            generation=Generation(
-                max_tokens=self.getMaxNewTokens(),
-                temperature=self.getTemperature(),
-                top_k=self.getTopK(),
-                seed=self.getOrDefault("seed"),
-            ),
+            generation=self._generation(),
             max_length=self.getMaxLength(),
             takes_tokens=takes_tokens,
         )

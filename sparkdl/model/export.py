@@ -71,7 +71,7 @@ def export_model(model: SavedModel, rows: Arrays, path: Path, format_: str) -> N
         format_: one of :data:`FORMATS`.
 
     Raises:
-        ParamError: if the model is a file of a network already, or a library is missing.
+        ParamError: if a library is missing.
         SerializationError: if the module cannot be exported, or the file computes something else.
     """
     onnx = _import_onnx() if format_ == "onnx" else None
@@ -88,15 +88,19 @@ def export_model(model: SavedModel, rows: Arrays, path: Path, format_: str) -> N
     with evaluating(module):
         program = _exported(module, batches)
         if onnx is None:
-            torch.export.save(program, path)
-            call: Callable[..., Any] = torch.export.load(path).module()
+            with errors_as(SerializationError, "The model cannot be written as a program of torch.export"):
+                torch.export.save(program, path)
+                call: Callable[..., Any] = torch.export.load(path).module()
         else:
             described = json.dumps([asdict(output) for output in signature.outputs])
             call = _write_onnx(
                 onnx, program, path, [entry.name for entry in signature.inputs.inputs], described
             )
         for batch in batches:
-            _compare(call(*batch), module(*batch), path)
+            what = f"{path.name} cannot compute {len(batch[0])} of the example rows, and was not written"
+            with errors_as(SerializationError, what, _REMEDY):
+                made = call(*batch)
+            _compare(made, module(*batch), path)
 
 
 class _Outputs(nn.Module):
@@ -162,7 +166,7 @@ def _write_onnx(
         made.model.metadata_props[METADATA] = described
         _keep_names_apart(made.model.graph)
         made.save(os.fspath(path))
-    session = runtime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
 
     def call(*tensors: Tensor) -> list[Tensor]:
         arrays = {name: tensor.numpy() for name, tensor in zip(inputs, tensors, strict=True)}

@@ -239,6 +239,11 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         source = networks.find_source(pretrained, task=task, revision=revision)
         column = featuresCol or ("content" if source.task == networks.IMAGES else "text")
         if source.task == networks.GENERATION:
+            for name, value in (("labels", labels), ("weights", weights)):
+                if value is not None:
+                    raise ParamError(
+                        f"{name} is {value!r}, and {pretrained!r} continues texts. Leave it out."
+                    )
             language = import_module("sparkdl.estimators.ready_made.language")
             generating: TorchModel = language.model_of_folder(
                 source.name, example, featuresCol=column, maxLength=maxLength, **params
@@ -350,10 +355,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     def export(self, path: str | PathLike[str], *, example: DataFrame, format: str | None = None) -> None:
         """Write the module to a file for other programs: ONNX, or a program of ``torch.export``.
 
-        The file takes the module's inputs under their names and in their order, and any number of rows; it returns
-        the module's outputs: scores for classes, in the order of ``labels``. It is tried on the first example rows,
-        together and each alone, and must compute what the module does. It does not hold ``prepareFeatures``, nor a
-        tokenizer or transform.
+        The file takes any number of rows: ONNX the module's inputs under their names, a program of ``torch.export``
+        the inputs by position, in their order. It returns the module's outputs: scores for classes, in the order of
+        ``labels``. It is tried on the first example rows, together and each alone, and must compute what the module
+        does. It does not hold ``prepareFeatures``, nor a tokenizer or transform.
 
         Args:
             path: path or URL of the file, which is replaced if there is one.

@@ -92,17 +92,23 @@ def find_source(pretrained: str, *, task: str | None, revision: str | None) -> S
         revision: branch, tag or commit on the hub; None for its main branch.
 
     Raises:
-        ParamError: if there is no such task or model, or a library is missing.
+        ParamError: if there is no such task or model, a library is missing, or ``revision`` does not apply.
     """
     if task is not None and task not in TASKS:
         raise ParamError(
             f"task is {task!r}, and TorchModel.from_pretrained takes {', '.join(map(repr, TASKS))}."
         )
+    is_local = Path(pretrained).is_dir()
+    if revision is not None and (is_local or is_of_library(pretrained)):
+        raise ParamError(
+            f"revision is {revision!r}, which is of a model on the hub, and {pretrained!r} is "
+            f"{'a local folder' if is_local else 'a network of a library'}. Leave it out."
+        )
     if is_of_library(pretrained):
         if task not in (None, IMAGES):
             raise ParamError(f"task is {task!r}, and {pretrained!r} is a network for {IMAGES!r}.")
         return Source(name=pretrained, task=IMAGES)
-    folder = pretrained if Path(pretrained).is_dir() else _fetch(pretrained, revision)
+    folder = pretrained if is_local else _fetch(pretrained, revision)
     if _is_of_timm(folder):
         if task not in (None, IMAGES):
             raise ParamError(f"task is {task!r}, and {pretrained!r} is a network of timm, for {IMAGES!r}.")

@@ -6,6 +6,7 @@ import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 
 import sparkdl.mlflow
 from sparkdl.errors import DataError, ParamError, ParamTypeError
-from sparkdl.estimators import LanguageModelModel, TorchModel
+from sparkdl.estimators import LanguageModelModel, TorchModel, torch_model
 from tests.unit.networks.pretrained_folders import write_folder
 
 pytestmark = pytest.mark.no_cluster_needed
@@ -230,7 +231,7 @@ def test_a_model_that_was_not_trained_for_a_task_is_refused(texts, tmp_path) -> 
         TorchModel.from_pretrained(folder, example=texts, task="text-classification")
 
 
-def test_a_trained_language_model_continues_texts(texts, tmp_path) -> None:
+def test_a_trained_language_model_continues_texts(texts, tmp_path, monkeypatch) -> None:
     import transformers
 
     folder = write_folder(tmp_path / "written", kind="gpt2")
@@ -244,6 +245,16 @@ def test_a_trained_language_model_continues_texts(texts, tmp_path) -> None:
     tokens = network.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
     expected = tokenizer.decode(tokens, skip_special_tokens=True)
     assert model.transform(texts).orderBy("id").first()["more"] == model.generate("one two") == expected
+    sent = Mock(wraps=torch_model.prediction_udf)
+    monkeypatch.setattr(torch_model, "prediction_udf", sent)
+    model.transform(texts)
+    model.copy().transform(texts, {model.predictionCol: "other"})
+    model.transform(texts, {model.maxNewTokens: 4})
+    first, copied, longer = (call.args[0].module_key for call in sent.call_args_list)
+    assert first == copied != longer
+    for given in ({"labels": ["a"]}, {"weights": "file"}):
+        with pytest.raises(ParamError, match=f"{next(iter(given))} is .*continues texts"):
+            TorchModel.from_pretrained(folder, example=texts, **given)
 
 
 @pytest.fixture(scope="module")

@@ -140,3 +140,9 @@ def test_rows_that_are_not_images_and_transforms_that_fail_name_the_row():
     rows = np.empty(1, object)
     rows[:] = [blue]
     assert TransformedImages(column="x", transform=np.asarray)({"x": rows})[0, 0, 0].tolist() == [0, 0, 9]
+
+
+@pytest.mark.parametrize("name", [TIMM, "."])
+def test_a_revision_is_refused_for_what_is_not_on_the_hub(name):
+    with pytest.raises(ParamError, match="revision is 'main'.*Leave it out"):
+        find_source(name, task=None, revision="main")

@@ -46,7 +46,7 @@ def job_schema() -> dict[str, Any]:
         "title": "sparkdl job",
         "type": "object",
         "properties": _sections(),
-        "anyOf": [{"required": ["data", "model", "output"]}, {"required": ["predict"]}],
+        "anyOf": [_given("data", "model", "output"), _given("predict")],
         "additionalProperties": False,
         "allOf": [
             {
@@ -64,8 +64,9 @@ def job_schema() -> dict[str, Any]:
 def _sections() -> dict[str, Any]:
     imported = {"type": "string", "pattern": ".:."}
     sources: dict[str, Any] = {name: _TEXTS if name == "parquet" else _TEXT for name in SOURCES}
-    one_source = {"oneOf": [{"required": [name]} for name in SOURCES]}
+    one_source = _one_of(*SOURCES)
     tracking: dict[str, Any] = dict.fromkeys((*PARAMS_OF_TRACKING, "uri"), _TEXT)
+    registry: dict[str, Any] = dict.fromkeys(PARAMS_OF_REGISTRY, _TEXT)
     tracking["mode"] = {"enum": ["auto", "on", "off"]}
     sections = {
         "data": (
@@ -90,7 +91,7 @@ def _sections() -> dict[str, Any]:
                 ]
             },
         ),
-        "params": ("Params of the estimator", {"type": ["object", "null"]}),
+        "params": ("Params of the estimator", {"type": "object"}),
         "spark": (
             "master and config of the session that sparkdl train starts",
             _mapping(
@@ -98,7 +99,7 @@ def _sections() -> dict[str, Any]:
                     "master": _TEXT,
                     "config": {
                         "type": "object",
-                        "additionalProperties": {"type": ["string", "number", "boolean"]},
+                        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
                     },
                 }
             ),
@@ -106,7 +107,7 @@ def _sections() -> dict[str, Any]:
         "tracking": ("MLflow: mode, experiment, runName and uri of the server", _mapping(tracking)),
         "registry": (
             "name and alias of the registered model",
-            _mapping(dict.fromkeys(PARAMS_OF_REGISTRY, _TEXT), "name"),
+            _mapping(registry) | {"if": _given("alias"), "then": _given("name")},
         ),
         "output": ("path or URL of the folder for model and result", _TEXT),
         "code": ("files and folders of Python code, relative to the file of the job", _TEXTS),
@@ -119,13 +120,12 @@ def _sections() -> dict[str, Any]:
                     "output": {
                         "anyOf": [
                             _TEXT,
-                            _mapping({"parquet": _TEXT}, "parquet"),
-                            _mapping({"table": _TEXT}, "table"),
+                            _mapping({"parquet": _TEXT, "table": _TEXT}) | _one_of("parquet", "table"),
                         ]
                     },
                     "mode": {"enum": list(WRITE_MODES)},
                     "columns": _TEXTS,
-                    "params": {"type": ["object", "null"]},
+                    "params": {"type": "object"},
                 },
                 "output",
             )
@@ -133,7 +133,7 @@ def _sections() -> dict[str, Any]:
         ),
     }
     return {
-        name: {"description": text, **_with_short_form(name, schema)}
+        name: {"description": text, **_or_null(_with_short_form(name, schema))}
         for name, (text, schema) in sections.items()
     }
 
@@ -141,10 +141,30 @@ def _sections() -> dict[str, Any]:
 def _mapping(properties: dict[str, Any], *required: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {name: _or_null(schema) for name, schema in properties.items()},
         "additionalProperties": False,
-        **({"required": list(required)} if required else {}),
+        **({"allOf": [_given(*required)]} if required else {}),
     }
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a value that may also be null, which counts as missing."""
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return {**schema, "type": [schema["type"], "null"]} if "type" in schema else schema
+
+
+def _given(*names: str) -> dict[str, Any]:
+    """Return the schema of a mapping in which keys have a value."""
+    values = {name: {"not": {"type": "null"}} for name in names}
+    return {"required": list(names), "properties": values}
+
+
+def _one_of(*names: str) -> dict[str, Any]:
+    """Return the schema of a mapping in which one of several keys has a value, or of null."""
+    return {"oneOf": [{"type": "null"}, *({"type": "object", **_given(name)} for name in names)]}
 
 
 def _with_short_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -169,4 +189,4 @@ def _params_schema(estimator: type) -> dict[str, Any]:
 def _schema_of(entry: Entry[Any], default: Any) -> dict[str, Any]:
     converter: Any = entry.typeConverter
     kind = {"enum": list(converter.choices)} if isinstance(converter, OneOf) else _TYPES.get(converter, {})
-    return {"description": entry.explanation(default), **kind}
+    return {"description": entry.explanation(default), **_or_null(kind)}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sparkdl.cli import main
+from sparkdl.jobs.job import read_job, read_prediction_job
 from sparkdl.jobs.schema import job_schema
 from sparkdl.jobs.yaml_tree import SECTIONS, Position, read_tree
 
@@ -53,12 +54,42 @@ def test_schema_has_the_sections_of_a_job(validator: Any) -> None:
         ({"outputs": "x"}, []),
         ({"data": {"table": "a", "test": {"table": "b", "sql": "c"}}}, ["data", "test"]),
         ({"predict": {"table": "a"}}, ["predict"]),
+        ({"output": None}, []),
+        ({"data": {"table": None}}, ["data"]),
+        ({"model": {"import": None}}, ["model"]),
+        ({"registry": {"alias": "a"}}, ["registry"]),
         ({"predict": {"table": "a", "output": "b", "mode": "update"}}, ["predict", "mode"]),
     ],
 )
 def test_schema_refuses_what_a_job_refuses(validator: Any, change: dict[str, Any], path: list[str]) -> None:
     job = {"data": {"table": "digits"}, "model": "TorchClassifier", "output": "x", **change}
     assert path in [list(error.absolute_path) for error in validator.iter_errors(job)]
+
+
+@pytest.mark.parametrize("name", ["params", "spark", "tracking", "registry", "code", "predict"])
+def test_a_section_or_key_without_a_value_counts_as_missing(
+    validator: Any, tmp_path: Path, name: str
+) -> None:
+    text = """\
+data: {table: digits, sql: null, validation: null, test: null}
+model: {import: "nets:make", arguments: null}
+output: x
+params: {epochs: null, cache: null}
+spark: {master: null, config: {spark.x: null}}
+tracking: {mode: null}
+registry: {alias: null}
+"""
+    for section in ("null", "{}" if name not in ("code", "predict") else "null"):
+        lines = [line for line in text.splitlines() if not line.startswith(f"{name}:")]
+        file = tmp_path / "job.yaml"
+        file.write_text("\n".join([*lines, f"{name}: {section}"]))
+        read_job(file)
+        validator.validate(read(file.read_text()))
+    (tmp_path / "job.yaml").write_text(
+        "predict: {table: a, output: {table: b, parquet: null}, model: m}\ndata:\n"
+    )
+    read_prediction_job(tmp_path / "job.yaml")
+    validator.validate(read((tmp_path / "job.yaml").read_text()))
 
 
 def test_a_job_that_only_predicts_needs_no_training(validator: Any) -> None:

@@ -50,7 +50,7 @@ class _Classes:
 
     def numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the class of each label; one more than the last class for a label that the loss ignores."""
-        numbers = self.label.encoded(values).astype(np.int64)
+        numbers = self.label.class_numbers(values)
         return np.where((numbers < 0) | (numbers >= self.count), self.count, numbers)
 
 
@@ -73,6 +73,7 @@ def balance_classes(
     Raises:
         ParamError: if there are several label columns, or the labels are not classes with one label per row; or
             classWeights names other labels.
+        DataError: if labels of two classes are neither 0 nor 1.
     """
     given, is_resampled = params.getClassWeights(), params.getSampling() != "all"
     name = "sampling" if given is None else "classWeights"
@@ -112,7 +113,8 @@ def balance_classes(
         return (replace(head, class_weights=_plain(np.where(counts > 0, balanced, 1.0))),), training
     largest = counts.max()
     copies = np.where(counts > 0, np.maximum(np.rint(largest / present), 1), 1).astype(np.int64)
-    weights_left = np.where(counts > 0, largest / (present * copies), 1.0)
+    balanced = np.where(counts > 0, largest / present, 1.0)
+    head = replace(head, class_weights=_plain(balanced / copies), validation_class_weights=_plain(balanced))
     copies = np.append(copies, 1)
     rows = RepeatedRows(
         names=(head.label.name,),
@@ -120,7 +122,7 @@ def balance_classes(
         counts=tuple((repeated @ copies).tolist()),
         among=training,
     )
-    return (replace(head, class_weights=_plain(weights_left)),), rows
+    return (head,), rows
 
 
 def _plain(weights: npt.NDArray[np.float64]) -> tuple[float, ...]:

@@ -160,7 +160,9 @@ class HasLabels(Params):
         "training rows of an epoch: all of them once, or balanced, which repeats the rows of rarer classes",
         default="all",
         more='``"balanced"`` has each row of a class as often as brings the class closest to the size of the largest '
-        "one, and weights make the rest: all classes count equally.",
+        "one. In the loss, weights make up for the rounding, so that without ``weightCol`` all classes count equally. "
+        "Validation rows are not repeated; in ``val_loss`` they have weights in proportion to 1 / m, for m training "
+        "rows of the class.",
     )
 
 

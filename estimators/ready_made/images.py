@@ -31,12 +31,13 @@ from sparkdl.estimators.ready_made.params import (
     check_one_column,
     check_unset,
 )
-from sparkdl.networks.adapters import last_layer, with_adapters
+from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.backbones import (
     NO_WEIGHTS,
     OWN,
     PRETRAINED,
     check_backbone,
+    last_layers,
     load_fitting,
     make_backbone,
     pretrained_scales,
@@ -429,7 +430,13 @@ class ImageClassifier(
         with seeded(self.getSeed()):
             backbone, rank = self._backbone(inputs, num_classes), self.getLoraRank()
             if rank is not None:
-                backbone = with_adapters(backbone, rank, trained=[last_layer(backbone, num_classes)])
+                trained = last_layers(backbone, num_classes)
+                if not trained:
+                    raise ParamError(
+                        "Param loraRank is set, and the model has no last layer with an output per class, which would "
+                        "be trained as a whole. Leave loraRank out."
+                    ).about("loraRank")
+                backbone = with_adapters(backbone, rank, trained=trained)
             network = ImageNetwork(
                 mean=mean,
                 deviation=deviation,

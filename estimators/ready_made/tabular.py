@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 MOST_CATEGORIES = 100_000
 _ROWS_AT_ONCE = 1 << 14
 _MOST = float(np.finfo(np.float32).max)
-_MOST_EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
@@ -213,11 +212,6 @@ def _finite(
 
 def _add_categories(categories: set[Any], values: npt.NDArray[Any], name: str) -> None:
     if values.dtype.kind == "f":  # integers with nulls
-        if (np.abs(values) > _MOST_EXACT).any():
-            raise DataError(
-                f"Column {name!r} holds nulls and integers above 2**53, which doubles do not tell apart. Cast it to "
-                "strings."
-            )
         values = values.astype(np.int64)
     categories.update(values.tolist() if values.dtype == object else np.unique(values).tolist())
     if len(categories) > MOST_CATEGORIES:

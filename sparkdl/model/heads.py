@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,29 @@ class LabelColumn:
             return values
         return class_numbers(values, self.classes, self.name)
 
+    def class_numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the class of each label of a batch; a number that is no class for a label that the loss ignores.
+
+        Raises:
+            DataError: if a label is not one of the classes, such as 0.7 where the loss takes 0 and 1.
+        """
+        labels = self.encoded(values)
+        self.check_classes(labels)
+        return labels.astype(np.int64)
+
+    def check_classes(self, labels: npt.NDArray[Any]) -> None:
+        """Check encoded labels of rows that are weighted or repeated by their class.
+
+        Raises:
+            DataError: if the loss takes 0 and 1, and a label lies between them.
+        """
+        soft = labels[(labels != 0) & (labels != 1)] if self.dtype != "int64" else labels[:0]
+        if soft.size:
+            raise DataError(
+                f"Column {self.name!r} holds {soft.flat[0]}, and rows that are weighted or repeated by their class "
+                "need the labels 0 and 1. Leave classWeights and sampling out, and weigh rows with weightCol."
+            )
+
     def tensor(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
         """Return the labels of a prepared batch as they enter the loss."""
         return to_tensor(batch[self.name], dtype_named(self.dtype), device)
@@ -85,12 +108,29 @@ class Head:
             own training step computes the loss.
         weight: weight of this head's loss in the sum of all heads' losses.
         class_weights: weight of the rows of each class in the loss; None if all rows have weight 1.
+        validation_class_weights: those of validation rows, where training rows are repeated; None for the same.
     """
 
     label: LabelColumn
     loss: LossFunction | None
     weight: float = 1.0
     class_weights: tuple[float, ...] | None = None
+    validation_class_weights: tuple[float, ...] | None = None
+
+    def for_validation(self) -> Head:
+        """Return the head with the class weights of validation rows."""
+        return replace(self, class_weights=self.validation_class_weights or self.class_weights)
+
+    def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the labels of a batch as numbers.
+
+        Raises:
+            DataError: if a label is not one of the classes.
+        """
+        labels = self.label.encoded(values)
+        if self.class_weights is not None:
+            self.label.check_classes(labels)
+        return labels
 
     def row_weights(self, targets: Tensor, weights: Tensor | None) -> Tensor | None:
         """Return the weights of rows in the loss: those given, times the weights of the rows' classes.
@@ -101,10 +141,12 @@ class Head:
         """
         if self.class_weights is None:
             return weights
-        numbers = (targets > 0.5).long() if targets.is_floating_point() else targets
-        # A label that the loss ignores has no class; the loss leaves it out.
-        numbers = numbers.reshape(-1).clamp(0, len(self.class_weights) - 1)
-        of_class = torch.tensor(self.class_weights, device=targets.device)[numbers]
+        of_classes = torch.tensor(self.class_weights, device=targets.device)
+        if targets.is_floating_point():  # 0 or 1, or between them where augment mixes rows
+            of_class = of_classes[0].lerp(of_classes[1], targets.reshape(-1).to(of_classes.dtype))
+        else:
+            # A label that the loss ignores has no class; the loss leaves it out.
+            of_class = of_classes[targets.reshape(-1).clamp(0, len(self.class_weights) - 1)]
         return of_class if weights is None else weights * of_class
 
 

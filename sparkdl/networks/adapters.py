@@ -67,25 +67,6 @@ def _takes_adapter(layer: nn.Module) -> bool:
     )  # transformers' name for a linear layer
 
 
-def last_layer(model: nn.Module, num_outputs: int) -> str:
-    """Return the name of the last layer with one output for each class.
-
-    Raises:
-        ParamError: if there is none.
-    """
-    widths = {
-        name: getattr(layer, "out_features", getattr(layer, "out_channels", None))
-        for name, layer in model.named_modules()
-    }
-    names = [name for name, width in widths.items() if width == num_outputs]
-    if not names:
-        raise ParamError(
-            "Param loraRank is set, and the model has no last layer with an output per class, which would be trained "
-            "as a whole. Leave loraRank out."
-        ).about("loraRank")
-    return str(names[-1])
-
-
 def merge_adapters(network: nn.Module) -> None:
     """Replace adapted parts of a network by parts with the adapters merged into their weights."""
     for name, part in list(network.named_children()):

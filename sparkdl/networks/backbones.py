@@ -68,8 +68,8 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
         ParamError: if other tensors are missing, left over or of another shape.
     """
     tensors = module.state_dict()
-    last = last_layer(module, num_outputs)
-    of_last = weights.get(f"{last}.weight")
+    last = last_layers(module, num_outputs)
+    of_last = weights.get(f"{last[-1]}.weight") if last else None
     num_given = None if of_last is None or of_last.dim() == 0 else len(of_last)
     of_classes = {
         f"{layer}.{part}" for layer in _layers_of(module, num_outputs) for part in ("weight", "bias")
@@ -80,8 +80,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
         if weight is not None and weight.shape == tensor.shape:
             fitting[name] = weight
         elif weight is None:
-            is_needed = last is None or name.rpartition(".")[0] != last
-            missing += [name] if is_needed else []
+            missing += [name] if name.rpartition(".")[0] not in last else []
         elif name not in of_classes or weight.shape != (num_given, *tensor.shape[1:]):
             missing.append(name)
     spare = [name for name in weights if name not in tensors]
@@ -106,9 +105,10 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
     Raises:
         ParamError: if the network has no such layer.
     """
-    name = last_layer(module, 1000)
-    if name is None:
+    names = last_layers(module, 1000)
+    if not names:
         raise ParamError("The network has no last layer for the 1000 classes of ImageNet.")
+    name = names[-1]
     layer: Any = module.get_submodule(name)
     has_bias = layer.bias is not None
     new: nn.Module
@@ -123,9 +123,13 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
     return module
 
 
-def last_layer(module: nn.Module, num_outputs: int) -> str | None:
-    """Return the name of the last linear layer or convolution with ``num_outputs`` outputs; None if there is none."""
-    return next(iter(reversed(_layers_of(module, num_outputs))), None)
+def last_layers(module: nn.Module, num_outputs: int) -> list[str]:
+    """Return the names of the layers for ``num_outputs`` classes: one, or several in a distilled network of timm."""
+    layers = _layers_of(module, num_outputs)
+    classifier: Any = getattr(module, "get_classifier", tuple)()
+    parts = classifier if isinstance(classifier, tuple) else (classifier,)
+    of_classifier = {id(layer) for part in parts for layer in part.modules()}
+    return [name for name in layers if id(module.get_submodule(name)) in of_classifier] or layers[-1:]
 
 
 def _layers_of(module: nn.Module, num_outputs: int) -> list[str]:
@@ -270,7 +274,7 @@ def load_timm_folder(folder: str) -> TrainedNetwork:
 def _with_all_weights(name: str, weights: Mapping[str, Tensor], path: str) -> nn.Module:
     """Return a network with the number of classes of a file, and with all of its weights."""
     module = make_backbone(name, num_outputs=1000, weights=NO_WEIGHTS)
-    last = last_layer(module, 1000)
+    (last,) = last_layers(module, 1000)[-1:] or [""]
     weight = weights.get(f"{last}.weight")
     if weight is None:
         raise ParamError(

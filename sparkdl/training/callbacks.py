@@ -132,7 +132,8 @@ class TensorBoard(Callback):
     Args:
         folder: folder on the host of rank 0, such as one that all hosts share, or a URL that tensorboard can write.
         every_steps: number of steps between two values of ``step/loss``, each of which waits for a GPU.
-        weights: whether to write histograms of the weights after each epoch.
+        weights: whether to write histograms of the weights after each epoch: of all layers, or of those of rank 0's
+            stage in a pipeline. Ranks gather sharded weights, one parameter after the other.
 
     Raises:
         TrainingError: on the rank, if tensorboard is not installed there.
@@ -162,16 +163,20 @@ class TensorBoard(Callback):
             self._writer.add_scalar("step/loss", float(context.loss), number)
 
     def on_epoch_end(self, context: FitContext) -> None:
-        """Write the record of the epoch."""
+        """Write the record of the epoch. Collective if weights are written and sharded."""
+        number = context.epoch * context.steps_per_epoch
+        if self._writes_weights:
+            for name, parameter in context.module.named_parameters():
+                weights: Any = parameter.detach()
+                if hasattr(weights, "full_tensor"):  # a DTensor, which all ranks gather
+                    weights = weights.full_tensor()
+                if self._writer is not None:
+                    self._writer.add_histogram(name, weights.float().cpu(), number)
         if self._writer is None or context.record is None:
             return
-        number = context.epoch * context.steps_per_epoch
         values = {**context.record.values, "learning_rate": context.record.learning_rate}
         for name, value in values.items():
             self._writer.add_scalar(f"epoch/{name}", value, number)
-        if self._writes_weights:
-            for name, parameter in context.module.named_parameters():
-                self._writer.add_histogram(name, parameter.detach().float().cpu(), number)
         self._writer.flush()
 
     def on_fit_end(self, context: FitContext) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -264,6 +264,11 @@ class Objective:
             for head, loss in zip(spec.heads, self._losses, strict=False)
         )
 
+    def for_validation(self) -> Objective:
+        """Return the objective with the class weights of validation rows."""
+        heads = tuple(head.for_validation() for head in self._spec.heads)
+        return Objective(replace(self._spec, heads=heads), precision=self.precision, device=self._device)
+
     def loss_buffers(self) -> Iterator[Tensor]:
         """Yield the buffers of the losses, including buffers of the model that a loss shares."""
         for loss in self._losses:
@@ -296,7 +301,7 @@ class Objective:
         arrays = spec.inputs.prepared(batch)
         for head in spec.heads:
             if head.label.name not in arrays:  # a label may be a feature as well
-                arrays[head.label.name] = head.label.encoded(batch[head.label.name])
+                arrays[head.label.name] = head.encoded(batch[head.label.name])
         if spec.weight is not None:
             arrays[spec.weight] = batch[spec.weight]
         if position is not None and spec.augment is not None:

@@ -64,7 +64,8 @@ class Validation:
     ) -> None:
         self._on_step = on_step
         assert spec.validation_rows is not None, "made where there is something to validate on"
-        self._communicator, self._objective, self._device = communicator, objective, device
+        self._communicator, self._device = communicator, device
+        self._objective = objective.for_validation()
         self._distribution = distribution
         self._metrics, self._losses = spec.metrics, spec.losses
         num_rows = sum(spec.validation_rows.counts or ())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sparkdl.errors import RankError
+from sparkdl.parallel import Parallelism
 from sparkdl.training.callbacks import Callback, Patience, TensorBoard, TorchProfiler
 from sparkdl.training.spec import Goal
 from tests.run_ranks import run_ranks
@@ -98,3 +99,16 @@ def test_tensorboard_has_losses_and_metrics_of_each_epoch_and_the_profiler_a_fil
     assert [name.split(".")[0] for name in files] == ["rank_0", "rank_1"]
     events_of_rank = json.loads((profile / files[0]).read_text())["traceEvents"]
     assert any(str(event.get("name")).startswith("aten::") for event in events_of_rank)
+
+
+def test_tensorboard_has_the_whole_of_sharded_weights(dataset, tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    spec = make_spec(
+        callbacks=(TensorBoard(str(tmp_path), weights=True),), epochs=1, parallelism=Parallelism(shard=2)
+    )
+    run_ranks(2, train_all, [(spec, dataset)])
+    events = event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+    sizes = {
+        name: sum(events.Histograms(name)[0].histogram_value.bucket) for name in events.Tags()["histograms"]
+    }
+    assert sizes == {name: parameter.numel() for name, parameter in spec.model.named_parameters()}

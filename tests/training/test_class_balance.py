@@ -28,13 +28,12 @@ def make_fit(dataset, num_ranks, batch_size, changes):
     estimator = TorchEstimator(
         model=make_model(),
         loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.3),
         featuresCol="x",
         labelCol="y",
         batchSize=batch_size,
         epochs=EPOCHS,
         numWorkers=num_ranks,
-        **changes,
+        **{"optimizer": partial(torch.optim.SGD, lr=0.3), **changes},
     )
     return prepare_fit(estimator, dataset).spec, dataset
 
@@ -59,3 +58,12 @@ def test_three_ranks_balance_classes_as_one_process_does(dataset):
     expected = train_plainly(dataset)
     for outcome in of_three:
         assert_same_weights(outcome.weights, expected, atol=2e-6)
+
+
+def test_loss_of_validation_rows_is_balanced_as_with_class_weights(dataset):
+    # The weights do not change, so that both fits validate the same model.
+    still = {"optimizer": partial(torch.optim.SGD, lr=0.0), "validationFraction": 0.4}
+    cases = [make_fit(dataset, 2, 5, {**changes, **still}) for changes in CASES.values()]
+    weighted, sampled = run_ranks(2, train_all, cases)[0]
+    expected = weighted.history[-1].metrics["val_loss"]
+    assert sampled.history[-1].metrics["val_loss"] == pytest.approx(expected, rel=1e-5)

@@ -214,9 +214,19 @@ def _without_nulls(values: pa.Array, column: Column) -> tuple[pa.Array, npt.NDAr
     """Return values with nulls replaced as the column says, and a mask of those to be marked as missing; None for none.
 
     Objects keep their nulls, which become None.
+
+    Raises:
+        DataError: if integers above 2**53 are to become float64, for NaN.
     """
     if column.kind == "number" and column.null_value is None and not pa.types.is_floating(values.type):
-        values = values.cast(pa.float64(), safe=False)
+        try:
+            values = values.cast(pa.float64())
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"Column {column.name!r} may hold nulls, so that its integers become float64, and some are above "
+                "2**53, which float64 does not tell apart. Subtract a whole number from them, cast them to double, or "
+                "to strings if they are categories."
+            ) from error
     if not values.null_count:
         return values, None
     if column.null_value is not None:

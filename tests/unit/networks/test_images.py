@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.networks.backbones import check_backbone, make_backbone, pretrained_scales
+from sparkdl.networks.adapters import with_adapters
+from sparkdl.networks.backbones import check_backbone, last_layers, make_backbone, pretrained_scales
 from sparkdl.networks.images import (
     ImageAugmentation,
     ImageInputs,
@@ -227,6 +228,21 @@ def test_backbones_of_libraries_get_a_last_layer_for_the_classes(libraries, name
     check_backbone(name)
     network = make_backbone(name, num_outputs=5, weights="none")
     assert network(torch.rand(2, 3, 32, 32)).shape == (2, 5)
+
+
+def test_both_heads_of_a_distilled_network_are_new(libraries, tmp_path):
+    name = "timm:deit_tiny_distilled_patch16_224"
+    weights = {
+        key: tensor
+        for key, tensor in make_backbone(name, num_outputs=5, weights="none").state_dict().items()
+        if not key.startswith(("head.", "head_dist."))
+    }
+    torch.save(weights, tmp_path / "weights.pt")
+    network = make_backbone(name, num_outputs=7, weights=str(tmp_path / "weights.pt"))
+    assert last_layers(network, 7) == ["head", "head_dist"]
+    adapted = with_adapters(network, 2, trained=last_layers(network, 7))
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert sum("modules_to_save" in name and "weight" in name for name in trained) == 2
 
 
 def test_pretrained_backbones_have_weights_of_the_library_and_a_new_last_layer(libraries):

@@ -109,3 +109,15 @@ def test_nulls_of_other_columns_are_an_error(folder):
         pytest.raises(DataError, match="Column 'double' has 1 nulls"),
     ):
         next(feed.epoch(0))
+
+
+def test_integers_that_would_become_equal_as_floats_are_an_error(tmp_path):
+    start = 1_700_000_000_000_000_000  # nanoseconds since 1970
+    pq.write_table(
+        pa.table({"time": [start, start + 1], "large": [2**53, -(2**53)]}), tmp_path / "part-0.parquet"
+    )
+    assert fed(str(tmp_path), {"large": None})["large"].tolist() == [2.0**53, -(2.0**53)]
+    with pytest.raises(
+        DataError, match="'time' may hold nulls, .* above 2\\*\\*53, .* Subtract a whole number"
+    ):
+        fed(str(tmp_path), {"time": None})

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sparkdl.data import ParquetFeed, scan_dataset
-from sparkdl.errors import ParamError
+from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.model.losses import compute_loss
@@ -88,6 +88,21 @@ def test_weighted_loss_is_that_of_torch(unequal):
     torch.testing.assert_close(term.mean * term.weight, expected)
 
 
+def test_soft_labels_are_refused_where_rows_are_weighted_or_repeated(tmp_path):
+    table = pa.table({"dense": [[0.0] * 4] * 4, "share": [0.0, 1.0, 0.7, 1.0]})
+    pq.write_table(table, tmp_path / "part-0.parquet")
+    dataset = scan_dataset(str(tmp_path))
+    binary = {"labelCol": "share", "model": nn.Linear(4, 1).double(), "loss": nn.BCEWithLogitsLoss()}
+    for balancing in ({"classWeights": "balanced"}, {"sampling": "balanced"}):
+        with pytest.raises(DataError, match="'share' holds 0.7, .* need the labels 0 and 1"):
+            head_of(dataset, **binary, **balancing)
+    given = head_of(dataset, **binary, classWeights=[1, 3])
+    with pytest.raises(DataError, match="'share' holds 0.7"):
+        given.encoded(np.array([1.0, 0.7]))
+    assert given.row_weights(torch.tensor([0.0, 1.0, 0.5]), None).tolist() == [1, 3, 2]
+    assert head_of(dataset, **binary).encoded(np.array([0.7])).tolist() == [0.7]
+
+
 def test_ignored_labels_have_no_weight(unequal):
     head = head_of(
         unequal, labelCol="number", classWeights=[1, 2, 3], loss=nn.CrossEntropyLoss(ignore_index=-1)
@@ -131,6 +146,10 @@ def test_balanced_sampling_repeats_rows_of_rarer_classes_and_weights_make_the_re
     assert np.multiply(total, spec.heads[0].class_weights) == pytest.approx([largest] * 3)
     assert sum(rows_of_class) == (100 if validation is None else 70)
     assert spec.heads[0].class_weights == pytest.approx([1, 1, 1], abs=0.34)
+    # Validation rows come once, so that all of the balance is in their weights.
+    assert np.multiply(rows_of_class, spec.heads[0].for_validation().class_weights) == pytest.approx(
+        [largest] * 3
+    )
 
 
 def test_ready_made_classifiers_take_class_weights(unequal):

@@ -19,7 +19,8 @@ from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.model.served_model import PyfuncModel
-from sparkdl.networks.adapters import last_layer, merge_adapters
+from sparkdl.networks.adapters import merge_adapters
+from sparkdl.networks.backbones import last_layers
 from tests.unit.estimators.fit_examples import learn
 from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
@@ -354,7 +355,7 @@ def test_adapters_are_trained_in_place_of_pretrained_weights(dataset, tmp_path):
     fit = learned(dataset, "encoded", backboneWeights=str(tmp_path / "weights.pt"), loraRank=2)
     network = fit.spec.model.eval()
     trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    head = last_layer(plain, fit.signature.outputs[0].num_classes)
+    (head,) = last_layers(plain, fit.signature.outputs[0].num_classes)
     assert all("lora_" in name or f"{head}.modules_to_save" in name for name in trained)
     assert any("lora_" in name for name in trained)
     assert any("modules_to_save" in name for name in trained)

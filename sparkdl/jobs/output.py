@@ -20,6 +20,7 @@ from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
 from sparkdl.estimators.persistence import carry
 from sparkdl.foreign_errors import store_error
+from sparkdl.mlflow.flavor import class_named
 from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:
@@ -77,6 +78,15 @@ class JobOutput:
         if not isinstance(content, dict) or "job" not in content:
             raise self._something_else(f"has a {RESULT} without the key job")
         return content
+
+    def model(self, result: Mapping[str, Any]) -> TorchModel:
+        """Return the model of a result of this folder.
+
+        Raises:
+            SavedModelError: if it cannot be read.
+        """
+        model: TorchModel = class_named(result["model_class"]).load(f"{self.url}/{MODEL}")
+        return model
 
     def check_writable(self) -> None:
         """Write and remove a small file beside the folder, so that a failure shows before the training, not after it.

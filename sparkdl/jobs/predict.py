@@ -14,10 +14,10 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, JobFileError, ParamError, listed
 from sparkdl.foreign_errors import store_errors
 from sparkdl.jobs.imports import code_files, importable, ship
-from sparkdl.jobs.output import MODEL, JobOutput
+from sparkdl.jobs.output import JobOutput
 from sparkdl.jobs.plan import open_rows
 from sparkdl.jobs.run_job import watched_session
-from sparkdl.mlflow.flavor import class_named, load_model
+from sparkdl.mlflow.flavor import load_model
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.tracking import use_tracking_uri
 from sparkdl.tracking.torch_model import is_logged
@@ -51,7 +51,7 @@ def run_prediction(job: PredictionJob, open_session: OpenSession, *, say: Say) -
         with watched_session(open_session, usable_cores()) as spark:
             ship(code, spark)
             with jobs_of(f"predict {job.file.stem}"):
-                model = load_model(job.model) if result is None else _load(job.model, result)
+                model = load_model(job.model) if result is None else JobOutput(job.model).model(result)
                 _set_params(job, model)
                 _refuse_existing_table(job, spark)
                 predicted = _predict(job, model, open_rows(job.data, spark))
@@ -67,10 +67,6 @@ def _result_of(url: str) -> dict[str, Any]:
             f"{url} has no model: run the training first, by sparkdl train, or set predict.model."
         )
     return result
-
-
-def _load(url: str, result: dict[str, Any]) -> Any:
-    return class_named(result["model_class"]).load(f"{absolute_url(url)}/{MODEL}")
 
 
 def _set_params(job: PredictionJob, model: Any) -> None:

@@ -143,6 +143,8 @@ def run_job(
 ) -> None:
     """Train the model of a job, test it, and write it to the output, unless the output has the result of this job.
 
+    If only the test failed, the next run does only the test.
+
     Args:
         job: the job.
         open_session: function that opens the session for the greatest number of ranks.
@@ -190,7 +192,10 @@ def run_job(
             if not is_again:
                 _refuse_another(checked)
                 if checked.earlier_result is not None:
-                    say(_done_before_text(checked))
+                    if test is not None and _lacks_test(checked):
+                        _test_trained(checked, test, say)
+                    else:
+                        say(_done_before_text(checked))
                     return
             _train(checked, frame, test, say, is_again=is_again)
 
@@ -225,11 +230,17 @@ def _is_done_whatever_spark_says(checked: _Checked) -> bool:
     That is so if Spark could not identify the rows of the result, or if no file and no setting has changed since.
     """
     result = checked.earlier_result
-    if result is None:
+    if result is None or _lacks_test(checked):
         return False
     if all(result["job"].get(name) is None for name in (ROWS, TEST_ROWS)):
         return True
     return _has_same_files(checked)
+
+
+def _lacks_test(checked: _Checked) -> bool:
+    """Whether the output has a trained model whose test failed."""
+    result = checked.earlier_result
+    return result is not None and checked.job.test is not None and "test" not in result
 
 
 def _has_same_files(checked: _Checked) -> bool:
@@ -257,13 +268,26 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
     try:
         if test is not None:
             result["test"] = _test(model, test)
-            tested = (
-                f"; in the test {', '.join(f'{name} {value:.4g}' for name, value in result['test'].items())}"
-            )
+            tested = f"; in the test {_shown(result['test'])}"
     finally:
         checked.output.write(model, result)
     values = describe_values(model.summary)
     say(f"Done: {len(model.history)} epochs, {values}{tested}. {checked.output.url} has the model.")
+
+
+def _test_trained(checked: _Checked, test: DataFrame, say: Say) -> None:
+    """Test the model in the output, and write its metrics there."""
+    result = checked.earlier_result
+    assert result is not None
+    say(f"{checked.output.url} has the trained model of this job, without its test: testing it.")
+    model = checked.output.model(result)
+    metrics = _test(model, test)
+    checked.output.write(model, result | {"test": metrics})
+    say(f"Done: in the test {_shown(metrics)}. {checked.output.url} has the model.")
+
+
+def _shown(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def _test(model: Any, rows: DataFrame) -> dict[str, float]:
@@ -307,6 +331,8 @@ def _state(checked: _Checked, *, is_again: bool) -> str:
             return f"{url} has a result, which will be replaced"
         if changes := differences(checked.earlier_result["job"], checked.identity):
             return f"{url} has the result of another job: {'; '.join(changes)}. The job needs --again to replace it"
+        if _lacks_test(checked):
+            return f"{url} has the model of this job, whose test is missing: nothing will be trained"
         return f"{url} has the result of this job: nothing will be trained"
     checkpoints = checked.estimator.getCheckpointDir()
     if checkpoints is not None and not is_again and fit_folder(checkpoints).names():

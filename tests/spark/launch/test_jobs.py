@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from sparkdl.errors import DataError, JobFileError, ParamError
 from sparkdl.estimators import LanguageModelModel, TorchClassificationModel
@@ -22,7 +23,7 @@ data:
   sql: SELECT image, digit, id % 5 = 0 AS is_test FROM rows_of_jobs
   validation: is_test
   test:
-    sql: SELECT image, digit FROM rows_of_jobs WHERE id < 50
+    sql: SELECT image, digit FROM test_rows_of_jobs WHERE id < 50
 model: TorchClassifier
 params:
   featuresCol: image
@@ -52,7 +53,8 @@ def sure(outputs, labels):
 
 def runs_of(spark: Any, frame: Any, folder: Path) -> Callable[..., str]:
     """A function that runs the job with overrides, and returns what was said."""
-    frame.createOrReplaceTempView("rows_of_jobs")
+    for view in ("rows_of_jobs", "test_rows_of_jobs"):
+        frame.createOrReplaceTempView(view)
     (folder / "metrics_of_jobs.py").write_text(METRICS)
     file = folder / "job.yaml"
     file.write_text(JOB.format(folder=folder))
@@ -87,15 +89,21 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     assert f"output   {tmp_path / 'out'} is empty" in plan
     assert not (tmp_path / "out").exists()
 
+    lost = "IF(digit >= 0, CAST(raise_error('rows are lost') AS INT), digit)"
+    frame.withColumn("digit", F.expr(lost)).createOrReplaceTempView("test_rows_of_jobs")
+    with pytest.raises(Exception, match="rows are lost"):
+        run()
+    assert "model of this job, whose test is missing: nothing will be trained" in run(is_dry_run=True)
+    frame.createOrReplaceTempView("test_rows_of_jobs")
     said = run()
-    assert "Done: 2 epochs, loss " in said
+    assert "Training" not in said
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert sorted(result["metrics"]) == ["sure", "val_loss", "val_sure"]
     model = TorchClassificationModel.load(str(tmp_path / "out" / "model"))
     assert model.transform(frame).filter("prediction IN (0, 1, 2)").count() == 203
     accuracy = model.transform(frame.where("id < 50")).selectExpr("avg(int(prediction = digit))").first()[0]
     assert result["test"]["accuracy"] == pytest.approx(accuracy)
-    assert f"in the test accuracy {accuracy:.4g}" in said
+    assert f"Done: in the test accuracy {accuracy:.4g}" in said
 
     scored = predicted(spark, tmp_path)
     assert scored.columns == ["id", "digit", "rawPrediction", "probability", "prediction"]
@@ -206,7 +214,8 @@ def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, f
 def test_job_is_tracked_and_its_model_registered_as_the_job_file_says(spark, frame, tracked, tmp_path):
     import mlflow
 
-    frame.createOrReplaceTempView("rows_of_jobs")
+    for view in ("rows_of_jobs", "test_rows_of_jobs"):
+        frame.createOrReplaceTempView(view)
     file = tmp_path / "job.yaml"
     text = JOB.format(folder=tmp_path)
     (tmp_path / "metrics_of_jobs.py").write_text(METRICS)

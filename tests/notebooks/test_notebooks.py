@@ -9,9 +9,6 @@ import pytest
 from tests.notebooks.execute import FOLDER, execute, read
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-WITHOUT_OUTPUTS = ("07_language_model",)
-"""Notebooks whose outputs are not committed yet."""
-
 WITHOUT_FIT = ("03_own_training_function", "04_from_horovod")
 
 
@@ -25,9 +22,7 @@ def test_notebook_runs_from_top_to_bottom_and_shows_a_picture(path: Path, tmp_pa
     assert any("image/png" in output.get("data", {}) for output in outputs)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path.stem not in WITHOUT_OUTPUTS], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_committed_notebook_has_its_outputs_with_a_picture_and_the_progress_of_its_fit(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

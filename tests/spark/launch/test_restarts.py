@@ -193,7 +193,7 @@ def test_checkpoints_of_another_model_dataset_or_setting_are_refused_before_rank
         (
             {},
             frame.selectExpr("*").withColumn("digit", (frame.digit + 1) % 3),
-            "changed: .*the dataset's first rows",
+            "changed: the dataset's rows",
         ),
         ({"epochs": 1}, frame, f"reached the end of epoch {EPOCHS}, and epochs is 1"),
     ):

@@ -38,7 +38,11 @@ def test_negative_np_starts_that_many_local_processes_and_prints_their_output(ca
     assert pid != os.getpid()
     assert place == [0, 1, 1, "none"]
     assert runner_of(2).run(main=notebook.where_am_i, word="given")[1:] == (0, 2, 2, "given")
-    assert sorted(capfd.readouterr().err.splitlines()) == [
+    # What both print within half a second is shown once.
+    said = capfd.readouterr().err.replace(
+        "[ranks 0, 1] said given", "[rank 0] said given\n[rank 1] said given"
+    )
+    assert sorted(said.splitlines()) == [
         "[rank 0] said given",
         "[rank 0] said none",
         "[rank 1] said given",

@@ -42,9 +42,11 @@ def train(folder: str, what: str) -> dict[str, Any]:
     began_with = state.step
     killed = Path(folder, "killed")
     while state.step < STEPS:
-        if what == "lose both" and began_with and dist.get_world_size() == 1 and not killed.exists():
+        # Wait until the coordinating task is lost, and then until the rank joins that is to be killed.
+        is_early = dist.get_world_size() == 1 if began_with else state.step == STEPS // 2
+        if what == "lose both" and is_early and not killed.exists():
             time.sleep(0.05)
-            state.commit()  # the rank that is to be killed joins here
+            state.commit()
             continue
         ones = torch.ones(1)
         dist.all_reduce(ones)

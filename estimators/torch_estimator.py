@@ -17,7 +17,7 @@ from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.estimators.fit.fit import (
     FittedModels,
-    Trial,
+    TrialRun,
     check_maps,
     check_rows_to_fit,
     fit_on_rows,
@@ -194,13 +194,13 @@ class FittingEstimator(Estimator[M], CheckedParams):
         def receive(module: torch.nn.Module) -> None:
             losses.extend(LossRecorder.losses_in(module))
 
-        trial._fit_once(dataset, Trial(schedule.num_updates, receive))
+        trial._fit_once(dataset, TrialRun(schedule.num_updates, receive))
         return judge(losses, schedule, self._params_of_fit().getGradientAccumulationSteps())
 
     def _fit(self, dataset: DataFrame) -> M:
         return self._fit_once(dataset)
 
-    def _fit_once(self, dataset: DataFrame, trial: Trial | None = None) -> M:
+    def _fit_once(self, dataset: DataFrame, trial: TrialRun | None = None) -> M:
         """Fit on rows that no other fit shares; ``trial`` says what the fit does if fastDevRun is set."""
         self._check_values()
         (rows,) = share_rows(dataset, [self._params_of_fit()])
@@ -211,7 +211,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         dataset: DataFrame,
         rows: TrainingRows,
         nested: NestedRun | None = None,
-        trial: Trial | None = None,
+        trial: TrialRun | None = None,
     ) -> M:
         """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
         with self._jobs():

@@ -77,7 +77,7 @@ M = TypeVar("M", bound="TorchModel")
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRun:
     """What a fit with ``fastDevRun`` does.
 
     Attributes:
@@ -97,7 +97,7 @@ def fit_on_rows(
     *,
     nested: NestedRun | None = None,
     first_input: Callable[[], Mapping[str, Any]] | None = None,
-    trial: Trial | None = None,
+    trial: TrialRun | None = None,
 ) -> M:
     """Run a fit whose Params have been checked, on rows that other fits may share, and return its model.
 
@@ -141,7 +141,7 @@ def fit_on_rows(
             params = params._learn(parquet, spark)
             inputs = prepare_fit(params, parquet)
             if params.getFastDevRun():
-                num_updates = (trial or Trial()).num_updates
+                num_updates = (trial or TrialRun()).num_updates
                 inputs = replace(inputs, spec=_few_updates(inputs.spec, params, parquet, num_updates))
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, lease.url if lease else None))
             finished = find_finished(inputs.spec, parquet)

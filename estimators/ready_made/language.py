@@ -27,7 +27,7 @@ from sparkdl.data import Column
 from sparkdl.data.spark.columns import check_frame, check_session, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.fit.fit import Trial, check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
+from sparkdl.estimators.fit.fit import TrialRun, check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
@@ -472,7 +472,7 @@ class LanguageModel(
         estimators = with_param_maps(self, paramMaps)
         return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
 
-    def _fit_once(self, dataset: DataFrame, trial: Trial | None = None) -> LanguageModelModel:
+    def _fit_once(self, dataset: DataFrame, trial: TrialRun | None = None) -> LanguageModelModel:
         self._check_values()
         with (
             self._jobs(),

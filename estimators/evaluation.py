@@ -22,7 +22,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError, listed
-from sparkdl.estimators.summary import ShownAsText
+from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.predictor import has_scores
 from sparkdl.tracking import add_to_run
 
@@ -203,19 +203,14 @@ class ClassificationEvaluation(ModelEvaluation):
         Raises:
             ImportError: if matplotlib (the extra ``plot``) is not installed.
         """
-        try:
-            from sparkdl.estimators.summary_plot import plot_classes
-        except ImportError as error:
-            raise ImportError(
-                "plot() needs matplotlib, which is not installed here: pip install matplotlib."
-            ) from error
         curves = {}
         if self._scored is not None:
             curves = {
                 ("false positive rate", "true positive rate"): self._curve("FPR", "TPR"),
                 ("recall", "precision"): self._curve("recall", "precision"),
             }
-        return plot_classes(self.confusion, self.labels, curves)
+        figure: Figure = plots().plot_classes(self.confusion, self.labels, curves)
+        return figure
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -267,7 +262,7 @@ def evaluate(
     if weight and weight not in dataset.columns:
         raise DataError(
             f"Param weightCol is {weight!r}, and the DataFrame has no such column. Add it, or call "
-            "model.clear(model.weightCol), with which all rows count equally."
+            "model.clear(model.weightCol), so that all rows count equally."
         )
     for output, label in zip(outputs, labels, strict=True):
         if label not in dataset.columns:

@@ -21,7 +21,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.summary import ShownAsText
+from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.heads import class_numbers
 from sparkdl.model.predictor import Predictor
 
@@ -86,19 +86,14 @@ class FeatureImportances(ShownAsText):
         Raises:
             ImportError: if matplotlib (the extra ``plot``) is not installed.
         """
-        try:
-            from sparkdl.estimators.summary_plot import plot_bars
-        except ImportError as error:
-            raise ImportError(
-                "plot() needs matplotlib, which is not installed here: pip install matplotlib."
-            ) from error
         shown = self.order[:_MOST_SHOWN]
-        return plot_bars(
+        figure: Figure = plots().plot_bars(
             [self.names[index] for index in shown],
             self.means[shown],
             self.deviations[shown],
             f"fall of {self.metric} ({self.score:.4g}) if the feature is shuffled",
         )
+        return figure
 
 
 def measure_importances(

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from sparkdl.checks import check_counts
 from sparkdl.errors import ParamError
-from sparkdl.estimators.summary import ShownAsText
+from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.training.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -59,13 +59,8 @@ class LearningRates(ShownAsText):
         Raises:
             ImportError: if matplotlib (the extra ``plot``) is not installed.
         """
-        try:
-            from sparkdl.estimators.summary_plot import plot_rates
-        except ImportError as error:
-            raise ImportError(
-                "plot() needs matplotlib, which is not installed here: pip install matplotlib."
-            ) from error
-        return plot_rates(self.rates, self.losses, self.suggestion)
+        figure: Figure = plots().plot_rates(self.rates, self.losses, self.suggestion)
+        return figure
 
 
 @dataclass(frozen=True)

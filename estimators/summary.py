@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
 from sparkdl.training.history import RankSeconds
@@ -26,6 +27,20 @@ class ShownAsText:
     def _repr_html_(self) -> str:
         """Return the text for IPython; see https://ipython.readthedocs.io/en/stable/config/integrating.html."""
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def plots() -> Any:
+    """Return the module that draws.
+
+    Raises:
+        ImportError: if matplotlib (the extra ``plot``) is not installed.
+    """
+    try:
+        return import_module("sparkdl.estimators.summary_plot")
+    except ImportError as error:
+        raise ImportError(
+            "plot() needs matplotlib, which is not installed here: pip install matplotlib."
+        ) from error
 
 
 def html_table(rows: Sequence[Sequence[str]], *, most: int = 20, marked: int | None = None) -> str:
@@ -138,13 +153,8 @@ class TrainingSummary:
         """
         if not self.history:
             raise ParamError("There is nothing to draw: this model has no history. Fit one.")
-        try:
-            from sparkdl.estimators.summary_plot import plot_history
-        except ImportError as error:
-            raise ImportError(
-                "plot() needs matplotlib, which is not installed here: pip install matplotlib."
-            ) from error
-        return plot_history(self.history, self.model_epoch)
+        figure: Figure = plots().plot_history(self.history, self.model_epoch)
+        return figure
 
     def __str__(self) -> str:
         """Return a text with a row per epoch, and a row per rank with the shares of its time."""

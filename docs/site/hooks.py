@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
+from notebook_pages import page_of_notebook, tutorials_page
+from reference_pages import reference_pages
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -22,10 +24,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+# For the extension of griffe; mkdocs itself adds the folder while it imports this file.
 sys.path[:0] = [str(ROOT), str(HERE)]
-
-from notebook_pages import page_of_notebook, tutorials_page  # noqa: E402 - found by the path above
-from reference_pages import reference_pages  # noqa: E402
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -69,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         files.append(File.generated(config, path, content=content))
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Return a page of docs/ with links to the pages that its links lead to on the site."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation", "toc"]

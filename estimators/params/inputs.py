@@ -6,7 +6,7 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, ClassVar, TypeAlias, cast, get_args
 
 import numpy as np
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -31,7 +31,7 @@ from sparkdl.training.spec import AugmentFunction
 PASSED_BY: tuple[str, ...] = get_args(GivenBy)
 
 BALANCED = "balanced"
-"""Value of classWeights and sampling with which all classes count equally."""
+"""Value of classWeights and sampling that makes all classes count equally."""
 
 
 def _to_names(value: Any) -> str | list[str]:
@@ -232,6 +232,8 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     order as in its ``Classifier``, from which classes of sparkdl derive as well.
     """
 
+    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
+
     predictionType, getPredictionType, setPredictionType = param(
         OneOf(*PREDICTION_TYPES),
         "type of predictionCol: auto, double, long, array or vector",
@@ -241,11 +243,11 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     )
     thresholds, getThresholds, setThresholds = optional(
         to_numbers,
-        "number for each class, by which its probability is divided; the class with the largest quotient is predicted "
+        "number for each class that divides its probability; the class with the largest quotient is predicted "
         "(>= 0, at most one of them 0); default: the most probable class",
         check=_check_thresholds,
         more="As in Spark ML: ``[0.9, 0.1]`` predicts the second class from a probability of 0.1 on. The order is "
-        "that of the entries of ``probabilityCol``, and apply wherever the model predicts.",
+        "that of the entries of ``probabilityCol``, and they apply wherever the model predicts.",
     )
     probabilityCol = Entry(
         TypeConverters.toString,

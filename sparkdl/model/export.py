@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,10 +148,9 @@ def _exported(module: _Outputs, batches: Sequence[tuple[Tensor, ...]]) -> Export
 def _import_onnx() -> Any:
     what = "The format 'onnx' needs onnx, onnxscript and onnxruntime, also in the extra onnx"
     with errors_as(ParamError, what, "Run pip install onnx onnxscript onnxruntime.", of=ImportError):
-        import onnx  # noqa: F401 - torch writes the file by it
-        import onnxruntime
-        import onnxscript  # noqa: F401 - likewise
-    return onnxruntime
+        for name in ("onnx", "onnxscript"):  # torch writes the file by them
+            import_module(name)
+        return import_module("onnxruntime")
 
 
 def _write_onnx(

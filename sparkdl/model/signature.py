@@ -25,8 +25,8 @@ class ModelOutput:
         shape: shape of one row's prediction; ``()`` for a number.
         num_classes: number of classes; None if the output does not distinguish classes.
         classes: value of each class in the label column; None where the column holds the numbers of the classes.
-        thresholds: number for each class, by which its probability is divided before the largest is predicted; None
-            for the most probable class.
+        thresholds: number for each class that divides its probability before the largest is predicted; None for the
+            most probable class.
     """
 
     name: str

@@ -131,7 +131,7 @@ class TensorBoard(Callback):
 
     Args:
         folder: folder on the host of rank 0, such as one that all hosts share, or a URL that tensorboard can write.
-        every_steps: number of steps between two values of ``step/loss``, each of which waits for a GPU.
+        every_steps: number of steps between two values of ``step/loss``; reading a value waits for the GPU.
         weights: whether to write histograms of the weights after each epoch: of all layers, or of those of rank 0's
             stage in a pipeline. Ranks gather sharded weights, one parameter after the other.
 

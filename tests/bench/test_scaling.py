@@ -20,6 +20,7 @@ SMALL_MODEL = """
 import runpy
 from sparkdl.bench.contenders import parallel, scaling_jobs
 scaling_jobs.GPT = parallel.DecoderSize(width=32, num_layers=4, num_heads=4, vocabulary=64)
+scaling_jobs.DECODERS["gpt"] = scaling_jobs.GPT
 runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
 """
 

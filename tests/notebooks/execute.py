@@ -60,11 +60,15 @@ def _committed(output: NotebookNode, folder: str) -> NotebookNode:
     kept = copy.deepcopy(output)
     kept.pop("transient", None)
     if "text" in kept:
-        kept.text = kept.text.replace(folder, "work")
+        kept.text = _without_folder(kept.text, folder)
     for kind, content in kept.get("data", {}).items():
         if isinstance(content, str) and kind.startswith("text/"):
-            kept.data[kind] = content.replace(folder, "work")
+            kept.data[kind] = _without_folder(content, folder)
     return kept
+
+
+def _without_folder(text: str, folder: str) -> str:
+    return text.replace(f"{folder}/", "").replace(folder, ".")
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ class SpreadRows:
 
     Attributes:
         counts: number of rows of every row group.
-        among: rows of which these are some; None for all rows.
+        among: larger choice that these rows belong to; None for all rows.
     """
 
     counts: tuple[int, ...] = field(repr=False)

@@ -149,9 +149,9 @@ class ParquetFeed(Closing):
             the columns that the function returns, and the function takes all columns. The function takes a pandas
             DataFrame of rows of one row group, or with a Unischema a dict of one row, and must not change the number
             of rows. A cache keeps transformed rows.
-        nulls: value in place of nulls, by column: ``{"price": 0.0, "kind": "none"}``. None stands for NaN, with which
-            integers and booleans become float64, for NaT and for None. Nulls in other columns are an error. In a column
-            of arrays of one length, the value replaces each null element, and all elements of a null array.
+        nulls: value in place of nulls, by column: ``{"price": 0.0, "kind": "none"}``. None stands for
+            NaN, NaT and None; integers and booleans with NaN become float64. Nulls in other columns are an error. In a
+            column of arrays of one length, the value replaces each null element, and all elements of a null array.
         communicator: communicator of all ranks, so that each rank counts its part of the row groups; making the feed
             is then a collective operation. Used only for a ``row_filter``.
         cache: where to keep decoded row groups after they were first read: ``"memory"``, ``"disk"`` for files that

@@ -61,7 +61,7 @@ def _library_of(frame: traceback.FrameSummary) -> str:
 
 
 class _Folded(traceback.StackSummary):
-    """Frames of which those of sparkdl, torch and Python itself are shown as their number."""
+    """Frames of a traceback. It shows the number of those of sparkdl, torch and Python itself, and all others."""
 
     def format(self, **options: bool) -> list[str]:
         lines: list[str] = []

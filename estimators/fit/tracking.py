@@ -179,7 +179,7 @@ def run_of_fit(
 ) -> AbstractContextManager[FitRun | None]:
     """Open the MLflow run of a fit according to its Params, with a description.
 
-    A fit that continues from checkpoints continues their run.
+    A fit that was interrupted and continues from checkpoints continues its run.
 
     Args:
         params: Params of the fit.

@@ -254,7 +254,8 @@ def _parent(client: MlflowClient, start: RunStart) -> str | None:
         experiments += [experiment.experiment_id for experiment in page]
         token = page.token
         if not token:
-            return find_run(client, experiments, start.parent_key)
+            parent = find_run(client, experiments, start.parent_key)
+            return None if parent is None else str(parent.info.run_id)
 
 
 def _read(folder: Path, tracking_uri: str | None) -> KeptRun:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 KEY_TAG = "mlflow.sparkdl.run_key"
 """Tag with the key of a run's fit, which finds the run where its id is not known; MLflow hides tags of this prefix."""
 
+CONTINUED_TAG = "sparkdl.continues_run"
+"""Tag with the id of the finished run whose fit a fit continues in a run of its own."""
+
 _PARENT_TAG = "mlflow.parentRunId"
 _DEFAULT_STORE = "mlflow.db"
 
@@ -141,6 +144,9 @@ class BegunRun:
 def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = None) -> BegunRun:
     """Open a run, join the active one, or continue the one with the key of the fit, unless that was deleted.
 
+    A run that had finished before the fit began stays as it is: the fit gets a run of its own, with the tag
+    ``sparkdl.continues_run``.
+
     Args:
         client: client of the MLflow server.
         start: description of the run.
@@ -172,20 +178,32 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
     experiment_id = _experiment_id(client, start)
     parent = parent_id or start.active
     before = find_run(client, [experiment_id], start.key)
-    if before is not None:  # of an earlier attempt of the fit, or the response to its creation was lost
-        client.update_run(before, status="RUNNING")
+    is_finished = (
+        before is not None and before.info.status == "FINISHED" and before.info.start_time < start.start_time
+    )
+    if before is not None and not is_finished:
+        # The run of an earlier attempt of the fit, or the response to the run's creation was lost.
+        client.update_run(before.info.run_id, status="RUNNING")
         if parent is not None:
-            client.set_tag(before, _PARENT_TAG, parent)
-        return BegunRun(before, is_continued=True, name=start.name, experiment_id=experiment_id)
-    tags = {**start.tags, **({_PARENT_TAG: parent} if parent is not None else {})}
+            client.set_tag(before.info.run_id, _PARENT_TAG, parent)
+        return BegunRun(
+            before.info.run_id, is_continued=True, name=before.info.run_name, experiment_id=experiment_id
+        )
+    tags = {
+        **start.tags,
+        **({} if parent is None else {_PARENT_TAG: parent}),
+        **({} if before is None else {CONTINUED_TAG: before.info.run_id}),
+    }
     run = client.create_run(experiment_id, start_time=start.start_time, tags=tags, run_name=start.name)
     return BegunRun(run.info.run_id, name=run.info.run_name, experiment_id=experiment_id)
 
 
-def find_run(client: MlflowClient, experiment_ids: list[str], key: str) -> str | None:
-    """Return the id of the run with a key; None if the experiments have none."""
-    runs = client.search_runs(experiment_ids, f"tags.`{KEY_TAG}` = '{key}'", max_results=1)
-    return runs[0].info.run_id if runs else None
+def find_run(client: MlflowClient, experiment_ids: list[str], key: str) -> Run | None:
+    """Return the newest run with a key; None if the experiments have none."""
+    runs = client.search_runs(
+        experiment_ids, f"tags.`{KEY_TAG}` = '{key}'", max_results=1, order_by=["attributes.start_time DESC"]
+    )
+    return runs[0] if runs else None
 
 
 def _experiment_id(client: MlflowClient, start: RunStart) -> str:

@@ -130,10 +130,14 @@ def test_run_of_a_resumed_or_restarted_or_finished_fit_has_every_epoch_once(fram
     )
     estimator.fit(frame)
     killed.unlink()
-    runs = {each.info.run_id for each in mlflow.search_runs(output_format="list")}
+    (first,) = mlflow.search_runs(output_format="list")
+    runs = [first.info.run_id]
     for _ in range(2):
         model = estimator.setEpochs(2).fit(frame)
-        assert {model.summary.run_id} == runs, "the run of the checkpoints is continued"
+        continued = mlflow.get_run(model.summary.run_id).data.tags["sparkdl.continues_run"]
+        assert continued == runs[-1]
+        assert model.summary.run_id not in runs, "a finished run stays as it is"
+        runs.append(model.summary.run_id)
         for name, values in (
             ("loss", [record.loss for record in model.history]),
             ("val_loss", [record.metrics["val_loss"] for record in model.history]),

@@ -7,6 +7,7 @@ import logging
 import math
 import pickle
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,42 +120,55 @@ def test_run_has_the_layout_that_the_ranks_chose_and_why_and_that_of_a_restart(t
     }
 
 
-def test_run_of_a_continued_fit_is_continued_with_each_value_once_unless_it_was_deleted(tracked, open_run):
-    def fit(*losses, **given):
-        with open_run("on", key="one fit", **given) as run:
+def test_run_of_an_interrupted_fit_is_continued_with_each_value_once_unless_it_was_deleted(tracked, open_run):
+    def fit(*losses, error=KeyboardInterrupt, **options):
+        with suppress(KeyboardInterrupt, ZeroDivisionError), open_run("on", key="one fit", **options) as run:
             run.log_params({"epochs": len(losses)})
             for epoch, loss in enumerate(losses, start=1):
                 run.log_metrics(epoch, {"loss": loss})
+            raise error
         return run.run_id
 
-    with pytest.raises(KeyboardInterrupt), open_run("on", key="one fit") as first:
-        first.log_params({"epochs": 2})
-        first.log_metrics(1, {"loss": 0.5})
-        raise KeyboardInterrupt
-    assert mlflow.get_run(first.run_id).info.status == "KILLED"
-    assert fit(0.5, 0.25) == fit(0.5, 0.25, 0.125) == first.run_id
-    history = mlflow.MlflowClient().get_metric_history(first.run_id, "loss")
+    first = fit(0.5)
+    assert mlflow.get_run(first).info.status == "KILLED"
+    assert fit(0.5, 0.25) == fit(0.5, 0.25, 0.125, error=ZeroDivisionError) == first
+    history = mlflow.MlflowClient().get_metric_history(first, "loss")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.5), (2, 0.25), (3, 0.125)]
-    run = mlflow.get_run(first.run_id)
-    assert (run.info.status, run.data.params) == ("FINISHED", {"epochs": "2", "sparkdl.epochs": "3"})
+    run = mlflow.get_run(first)
+    assert run.info.status == "FAILED"
+    assert run.data.params == {"epochs": "1", "sparkdl.epochs": "2", "sparkdl.epochs.2": "3"}
 
     group = tracking.RunGroup(open_run.keywords["store"], experiment=None, name="again")
-    assert fit(0.5, group=group) == first.run_id
+    assert fit(0.5, group=group) == first
     group.close()
-    parent = mlflow.get_run(first.run_id).data.tags["mlflow.parentRunId"]
+    parent = mlflow.get_run(first).data.tags["mlflow.parentRunId"]
     assert mlflow.get_run(parent).info.run_name == "again"
-    with mlflow.start_run(run_id=first.run_id):
-        assert fit(0.5, 0.25) == first.run_id
-        assert mlflow.get_run(first.run_id).info.status == "RUNNING", "the user ends it"
+    with mlflow.start_run(run_id=first):
+        assert fit(0.5, 0.25) == first
+        assert mlflow.get_run(first).info.status == "RUNNING", "the user ends it"
     with mlflow.start_run() as outer:
         assert fit(0.5, 0.25) == outer.info.run_id
 
-    assert fit(0.5, experiment="another") not in (first.run_id, outer.info.run_id)
-    for each in (first.run_id, outer.info.run_id):
-        mlflow.delete_run(each)
+    assert fit(0.5, experiment="another") not in (first, outer.info.run_id)
+    for run_id in (first, outer.info.run_id):
+        mlflow.delete_run(run_id)
     anew = fit(0.5, 0.25)
-    assert anew not in (first.run_id, outer.info.run_id)
+    assert anew not in (first, outer.info.run_id)
     assert fit(0.5, 0.25) == anew
+
+
+def test_fit_that_continues_a_finished_one_has_a_run_of_its_own_that_names_it(tracked, open_run):
+    runs = []
+    for losses in ((0.5,), (0.5, 0.25), (0.5, 0.25, 0.125)):
+        with open_run("on", key="one fit") as run:
+            for epoch, loss in enumerate(losses, start=1):
+                run.log_metrics(epoch, {"loss": loss})
+        runs.append(mlflow.get_run(run.run_id))
+    assert [run.data.metrics for run in runs] == [{"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125}]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    ids = [run.info.run_id for run in runs]
+    assert [run.data.tags.get("sparkdl.continues_run") for run in runs] == [None, *ids[:2]]
+    assert mlflow.get_run(ids[0]).data.metrics == {"loss": 0.5}, "it stays as it was"
 
 
 def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_later(tracked, open_run, caplog):

@@ -217,9 +217,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             task: what it predicts, by its name in ``transformers.pipeline``: ``"text-classification"`` and
                 ``"image-classification"``, the labels in the model's configuration, the number of a model with one
                 output, or 0 and 1 for each label of a model with several per row; ``"feature-extraction"``, an
-                embedding, the mean of the last layer's states over the tokens of a text; or ``"text-generation"``,
-                its continuation, by a :class:`~sparkdl.estimators.LanguageModelModel`. None for the task for which the
-                model was trained, by its configuration.
+                embedding, the mean of the last layer's states over the tokens of a text;
+                ``"image-feature-extraction"``, an embedding of an image; or ``"text-generation"``, its continuation,
+                by a :class:`~sparkdl.estimators.LanguageModelModel`. None for the task for which the model was
+                trained, by its configuration.
             weights: path of a local file with all weights of a network of timm or torchvision; None for the weights
                 that the library fetches.
             revision: branch, tag or commit on the hub; None for its main branch.
@@ -237,7 +238,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         """
         networks = import_module("sparkdl.networks.trained")  # by name: networks are a guest
         source = networks.find_source(pretrained, task=task, revision=revision)
-        column = featuresCol or ("content" if source.task == networks.IMAGES else "text")
+        column = featuresCol or ("content" if source.task in networks.TASKS_OF_IMAGES else "text")
         if source.task == networks.GENERATION:
             for name, value in (("labels", labels), ("weights", weights)):
                 if value is not None:

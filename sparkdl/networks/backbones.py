@@ -123,6 +123,24 @@ def with_outputs(module: nn.Module, num_outputs: int) -> nn.Module:
     return module
 
 
+def without_classifier(module: nn.Module) -> nn.Module:
+    """Return a trained network that returns what its last layer takes: a vector for each image.
+
+    Raises:
+        ParamError: if the network has no such layer.
+    """
+    reset: Any = getattr(module, "reset_classifier", None)
+    if reset is not None:  # of timm
+        reset(0)
+        return module
+    layers = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    if not layers:
+        raise ParamError(f"The network {type(module).__name__} has no last layer to leave out.")
+    parent, _, child = layers[-1].rpartition(".")
+    setattr(module.get_submodule(parent), child, nn.Identity())
+    return module
+
+
 def last_layers(module: nn.Module, num_outputs: int) -> list[str]:
     """Return the names of the layers for ``num_outputs`` classes: one, or several in a distilled network of timm."""
     layers = _layers_of(module, num_outputs)

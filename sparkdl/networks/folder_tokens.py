@@ -41,7 +41,7 @@ class TextEncoder:
 
     @cached_property
     def template(self) -> Template:
-        """The tokens around every text; found with an example."""
+        """The special tokens that the tokenizer adds around a text, as it does to an example."""
         for example in itertools.chain(
             "a", self.tokenizer.get_vocab()
         ):  # some vocabularies lack the letter a

@@ -145,6 +145,36 @@ class TextEmbedding(PretrainedTextNetwork):
         return pooled
 
 
+class ImageEmbedding(nn.Module):
+    """Calls a model of transformers for images, and returns one vector per image.
+
+    That is what the model itself pools, such as the projected image features of CLIP; else the mean of its last hidden
+    states over the patches and tokens of an image.
+
+    Args:
+        model: model without a head.
+        has_pooler: whether the weights of its own pooling layer were trained, if it has such a layer.
+    """
+
+    def __init__(self, model: nn.Module, *, has_pooler: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.has_pooler = has_pooler
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return ``(rows, hidden size)`` for images of ``(rows, channels, height, width)``."""
+        model: Any = self.model
+        if hasattr(model, "get_image_features"):  # a model of images and texts
+            outputs = model.get_image_features(pixel_values=pixels)
+        else:
+            outputs = model(pixel_values=pixels)
+        pooled = outputs if isinstance(outputs, Tensor) else getattr(outputs, "pooler_output", None)
+        if pooled is not None and self.has_pooler:
+            return pooled.flatten(1)
+        states: Tensor = outputs.last_hidden_state
+        return states.mean(dim=1) if states.dim() == 3 else states.mean(dim=(2, 3))
+
+
 def fitting_inputs(
     folder: str, tokenizer: Any, network: PretrainedTextNetwork, *, column: str, wanted: int
 ) -> PretrainedTextInputs:
@@ -202,7 +232,7 @@ def _longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -
     failure = _failure(tokenizer, network, taken)
     if failure is not None:
         raise ParamError(
-            f"Param pretrained names a model that fails with a text of {taken} tokens, tried on the driver: "
+            f"The model of Param pretrained failed on the driver with a text of {taken} tokens: "
             f"{type(failure).__name__}: {failure}"
         ) from failure
     while refused - taken > 1:

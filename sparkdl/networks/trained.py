@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError, listed
 from sparkdl.foreign_errors import errors_as
-from sparkdl.networks.backbones import is_of_library, load_timm_folder, load_trained_network
+from sparkdl.networks.backbones import (
+    is_of_library,
+    load_timm_folder,
+    load_trained_network,
+    without_classifier,
+)
 from sparkdl.networks.images import TransformedImages
 from sparkdl.networks.pretrained import (
+    ImageEmbedding,
     PretrainedTextNetwork,
     TextEmbedding,
     check_folder,
@@ -31,9 +37,10 @@ if TYPE_CHECKING:
 
     from sparkdl.model.losses import PredictionKind
 
-IMAGES, GENERATION = "image-classification", "text-generation"
+IMAGES, IMAGE_EMBEDDINGS, GENERATION = "image-classification", "image-feature-extraction", "text-generation"
 _CLASSES, _EMBEDDINGS = "text-classification", "feature-extraction"
-TASKS = (_CLASSES, _EMBEDDINGS, GENERATION, IMAGES)
+TASKS_OF_IMAGES = (IMAGES, IMAGE_EMBEDDINGS)
+TASKS = (_CLASSES, _EMBEDDINGS, GENERATION, *TASKS_OF_IMAGES)
 """Names of ``transformers.pipeline`` for what models of Hugging Face predict."""
 
 _TASKS_OF_CLASSES = {
@@ -104,15 +111,12 @@ def find_source(pretrained: str, *, task: str | None, revision: str | None) -> S
             f"revision is {revision!r}, which is of a model on the hub, and {pretrained!r} is "
             f"{'a local folder' if is_local else 'a network of a library'}. Leave it out."
         )
-    if is_of_library(pretrained):
-        if task not in (None, IMAGES):
-            raise ParamError(f"task is {task!r}, and {pretrained!r} is a network for {IMAGES!r}.")
-        return Source(name=pretrained, task=IMAGES)
-    folder = pretrained if is_local else _fetch(pretrained, revision)
-    if _is_of_timm(folder):
-        if task not in (None, IMAGES):
-            raise ParamError(f"task is {task!r}, and {pretrained!r} is a network of timm, for {IMAGES!r}.")
-        return Source(name=folder, task=IMAGES)
+    folder = pretrained if is_local or is_of_library(pretrained) else _fetch(pretrained, revision)
+    if is_of_library(pretrained) or _is_of_timm(folder):
+        if task not in (None, *TASKS_OF_IMAGES):
+            tasks = " or ".join(map(repr, TASKS_OF_IMAGES))
+            raise ParamError(f"task is {task!r}, and {pretrained!r} is a network for {tasks}.")
+        return Source(name=folder, task=task or IMAGES)
     check_folder(folder)
     return Source(name=folder, task=task or _task_of(folder))
 
@@ -133,16 +137,18 @@ def load_trained(source: Source, *, column: str, max_length: int, weights: str |
     if of_library or (weights is None and _is_of_timm(source.name)):
         trained = load_trained_network(source.name, weights) if of_library else load_timm_folder(source.name)
         inputs = TransformedImages(column=column, transform=trained.transform)
+        if source.task == IMAGE_EMBEDDINGS:
+            return TrainedModel(
+                network=without_classifier(trained.module), prepare=inputs, kind="value", labels=None
+            )
         return TrainedModel(network=trained.module, prepare=inputs, kind="class", labels=trained.labels)
     if weights is not None:
         raise ParamError(
             f"weights is {weights!r}, which are for a network of timm or torchvision, and {source.name!r} has its own."
         )
-    return (
-        _load_images(source.name, column)
-        if source.task == IMAGES
-        else _load_texts(source, column, max_length)
-    )
+    if source.task in TASKS_OF_IMAGES:
+        return _load_images(source, column)
+    return _load_texts(source, column, max_length)
 
 
 def _fetch(name: str, revision: str | None) -> str:
@@ -180,9 +186,10 @@ def _task_of(folder: str) -> str:
     with errors_as(ParamError, f"Param pretrained is {folder!r}, whose config.json cannot be read"):
         config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
         names = config.get("architectures") or []
+    is_of_images = Path(folder, "preprocessor_config.json").is_file() and "vocab_size" not in config
     for end, task in _TASKS_OF_CLASSES.items():
         if any(str(name).endswith(end) for name in names):
-            return task
+            return IMAGE_EMBEDDINGS if task == _EMBEDDINGS and is_of_images else task
     what = f"was trained as {', '.join(map(str, names))}" if names else "does not say what it was trained for"
     raise ParamError(
         f"Param pretrained is {folder!r}, which {what}. Set task to one of {', '.join(map(repr, TASKS))}."
@@ -201,20 +208,24 @@ def _load_texts(source: Source, column: str, max_length: int) -> TrainedModel:
     return TrainedModel(network=network, prepare=inputs, kind=kind, labels=labels)
 
 
-def _load_images(folder: str, column: str) -> TrainedModel:
+def _load_images(source: Source, column: str) -> TrainedModel:
+    is_embedding = source.task == IMAGE_EMBEDDINGS
     what = (
-        f"Param pretrained is {folder!r}, from which transformers loads no image classifier and its processor"
+        f"Param pretrained is {source.name!r}, from which transformers loads no processor of images and no model for "
+        f"{source.task!r}"
     )
     with errors_as(ParamError, what):
         transformers = importlib.import_module("transformers")
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
-        model, loading = transformers.AutoModelForImageClassification.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True
-        )
-    _check_trained(loading, Source(name=folder, task=IMAGES))
-    kind, labels = _classes_of(model.config)
+        processor = transformers.AutoImageProcessor.from_pretrained(source.name, local_files_only=True)
+        loader = transformers.AutoModel if is_embedding else transformers.AutoModelForImageClassification
+        model, loading = loader.from_pretrained(source.name, local_files_only=True, output_loading_info=True)
+    _check_trained(loading, source, spare="pooler." if is_embedding else "\0")
+    network: nn.Module = model.float()
+    if is_embedding:
+        network = ImageEmbedding(network, has_pooler=not loading["missing_keys"])
+    kind, labels = ("value", None) if is_embedding else _classes_of(model.config)
     inputs = TransformedImages(column=column, transform=ImageProcessor(processor))
-    return TrainedModel(network=model.float(), prepare=inputs, kind=kind, labels=labels)
+    return TrainedModel(network=network, prepare=inputs, kind=kind, labels=labels)
 
 
 @dataclass(frozen=True)

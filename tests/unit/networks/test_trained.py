@@ -107,7 +107,9 @@ def test_own_weights_of_a_network_of_a_library_say_its_classes_and_have_to_be_al
     ):
         with pytest.raises(ParamError, match=words):
             load(name, **options)
-    with pytest.raises(ParamError, match="is a network for 'image-classification'"):
+    with pytest.raises(
+        ParamError, match="is a network for 'image-classification' or 'image-feature-extraction'"
+    ):
         find_source(TIMM, task="feature-extraction", revision=None)
 
 
@@ -118,6 +120,62 @@ def test_weights_that_a_library_fetches_bring_transform_and_labels(tmp_path, mon
     assert (len(trained.labels), trained.labels[0]) == (1000, label)
     biases = [tensor for part, tensor in trained.network.named_parameters() if part.endswith("bias")]
     assert all(bool((bias == 0.5).all()) for bias in biases)
+
+
+@pytest.mark.parametrize(("name", "last"), [(TIMM, "fc"), (TORCHVISION, "classifier.1")])
+def test_an_embedding_of_an_image_is_what_the_last_layer_of_a_network_takes(
+    tmp_path, monkeypatch, name, last
+):
+    keep_weights(tmp_path, monkeypatch)
+    whole = load(name).network.eval()
+    taken = []
+    whole.get_submodule(last).register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
+    images = torch.randn(2, 3, 160, 160)
+    whole(images)
+    source = find_source(name, task="image-feature-extraction", revision=None)
+    trained = load_trained(source, column="x", max_length=8, weights=None)
+    assert (trained.kind, trained.labels) == ("value", None)
+    torch.testing.assert_close(trained.network.eval()(images), taken[0])
+
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+SMALL_IMAGES = {"image_size": 8, "patch_size": 4}
+
+
+@pytest.mark.parametrize("kind", ["vit without pooler", "convnext", "clip"])
+def test_an_embedding_of_transformers_is_pooled_by_the_model_if_it_was_trained_to(tmp_path, kind):
+    import transformers
+
+    if kind == "clip":
+        config = transformers.CLIPConfig(
+            text_config={**SMALL, "vocab_size": 10}, vision_config={**SMALL, **SMALL_IMAGES}, projection_dim=6
+        )
+        model = transformers.CLIPModel(config)
+    elif kind == "convnext":
+        config = transformers.ConvNextConfig(num_stages=2, hidden_sizes=[4, 6], depths=[1, 1], image_size=8)
+        model = transformers.ConvNextModel(config)
+    else:
+        model = transformers.ViTModel(
+            transformers.ViTConfig(**SMALL, **SMALL_IMAGES), add_pooling_layer=False
+        )
+    model.eval().save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    source = find_source(
+        str(tmp_path), task="image-feature-extraction" if kind == "clip" else None, revision=None
+    )
+    trained = load_trained(source, column="x", max_length=8, weights=None)
+    pixels = torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        found = trained.network.eval()(pixels)
+        if kind == "clip":
+            states = model.vision_model(pixel_values=pixels).pooler_output
+            expected = model.visual_projection(states)
+        elif kind == "convnext":
+            expected = model(pixel_values=pixels).pooler_output
+        else:
+            expected = model(pixel_values=pixels).last_hidden_state.mean(dim=1)
+    torch.testing.assert_close(found, expected)
+    assert trained.kind == "value"
 
 
 def test_rows_that_are_not_images_and_transforms_that_fail_name_the_row():

@@ -93,6 +93,25 @@ def plain_type(arrow_type: pa.DataType) -> pa.DataType:
     return pa.list_(element, getattr(arrow_type, "list_size", -1))
 
 
+def value_type(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values: without dictionaries, and with one type for both widths of offsets.
+
+    pandas 3 and polars write ``large_string`` where pandas 2 and Spark write ``string``.
+    """
+    plain = plain_type(arrow_type)
+    if pa.types.is_large_string(plain):
+        return pa.string()
+    if pa.types.is_large_binary(plain):
+        return pa.binary()
+    if pa.types.is_large_list(plain):
+        return pa.list_(value_type(plain.value_type))
+    if is_list(plain):
+        return pa.list_(value_type(plain.value_type), getattr(plain, "list_size", -1))
+    if pa.types.is_struct(plain):
+        return pa.struct([field.with_type(value_type(field.type)) for field in plain])
+    return plain
+
+
 def plain_columns(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
     """Return the columns of these names, or all if that is None, with dictionaries decoded; missing ones are left out.
 

@@ -22,8 +22,8 @@ from sparkdl.data.dataset.arrow import (
     describe_type,
     is_list,
     plain_columns,
-    plain_type,
     shape_of_first_row,
+    value_type,
     warn_if_unchecked,
     with_object_sizes,
 )
@@ -198,7 +198,7 @@ class _Footer:
     @cached_property
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name, because looking up a name in a schema searches all of its names."""
-        return {field.name: plain_type(field.type) for field in self.schema}
+        return {field.name: value_type(field.type) for field in self.schema}
 
     def chunks(self, name: str) -> Iterator[ColumnChunk]:
         """Yield the chunks of a column's values in every row group that has rows; for an image, those of its data."""

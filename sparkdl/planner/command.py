@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             f"--published compares the planner with published runs, and {options.model} is a model to plan. Leave one "
             "of them out."
         )
-    if options.measure and options.device is not None:
+    if options.measure and options.device not in (None, "cpu"):
         raise ParamError(
             f"--measure measures the device of this machine, and --device names {options.device}. Leave one of them "
             "out."
@@ -215,8 +215,15 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         if options.device == "cpu":
             raise ParamError("The speed of --device cpu is not in a table: add --measure.")
         return make_cluster("h100" if options.device is None else options.device, **cluster_options)
+    import torch
+
     from sparkdl.planner.measure import measured_cluster
 
+    if options.device == "cpu" and torch.cuda.is_available():
+        raise ParamError(
+            "--measure measures the GPU of this machine, and --device names cpu. Set CUDA_VISIBLE_DEVICES= (empty) to "
+            "measure its cores."
+        )
     return measured_cluster(
         options.model,
         sequence=options.sequence,

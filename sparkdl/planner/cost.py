@@ -276,11 +276,13 @@ def _replicas(
 ) -> None:
     """Add the communication of ranks that train on different rows.
 
-    FSDP2 gathers a block's weights while the block before computes, and scatters its gradients while the next one's are
-    computed; it copies gathered weights out of the buffer of the collective, and gradients into it. Replicas reduce the
-    gradients of an update in its last backward pass. A pipeline reduces them at its end.
+    On GPUs, FSDP2 gathers a block's weights while the block before computes, and scatters its gradients while the next
+    one's are computed; on CPUs it waits for each of its collectives. It copies gathered weights out of the buffer of the
+    collective, and gradients into it. Replicas reduce the gradients of an update in its last backward pass. A pipeline
+    reduces them at its end.
     """
-    forward, backward = beside
+    waits = cluster.device.is_cpu and is_sharded(sizes)
+    forward, backward = (0.0, 0.0) if waits else beside
     data = sizes.data or 1
     shards = sizes.shard * sizes.context
     inner = cluster.group(sizes.tensor, shards)
@@ -301,7 +303,7 @@ def _replicas(
         overlap.add("shard", gather, forward, link, microbatches * (part.layers - 1))
         overlap.add("shard", again + scatter, backward, link, reductions * (part.layers - 1))
         overlap.add("shard", again, backward, link, (microbatches - reductions) * (part.layers - 1))
-        overlap.add("shard", first, 0.0, link, microbatches)
+        overlap.add("shard", first + (first if again else 0.0), 0.0, link, microbatches)
         last = with_copies((outside + block) * recipe.reduced_bytes)
         overlap.add("shard", last, 0.0, link, max(1, reductions))
         if is_pipeline:

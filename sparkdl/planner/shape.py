@@ -477,7 +477,8 @@ def shape_from_text(text: str, *, sequence: int | None = None) -> DecoderShape:
         key, _, value = part.partition("=")
         if key.strip() not in fields or not value.strip().isdigit():
             raise ParamError(
-                f"{part!r} is no size; sizes are {', '.join(sorted(fields))}, each with a number."
+                f"{part!r} is not a size. Write name and number, such as width=512; names are "
+                f"{', '.join(sorted(fields))}."
             )
         number = int(value)
         sizes[key.strip()] = bool(number) if key.strip().startswith(("is_", "has_")) else number

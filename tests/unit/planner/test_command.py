@@ -73,6 +73,10 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
         (["llama-1b", "--batch", "8", "--json", "/nowhere/plan.json"], "there is no such folder"),
         (["llama-1b", "--batch", "8", "--sequence", "0"], "sequence must be a positive number"),
         (["llama-1b", "--batch", "8", "--device", "h100", "--measure"], "--device names h100. Leave one"),
+        (
+            ["llama-1b", "--batch", "8", "--device", "cpu", "--measure", "--devices-per-host", "1000"],
+            "runs 1000 ranks at once",
+        ),
         (["llama-1b", "--published"], "llama-1b is a model to plan. Leave one"),
         (["llama-1b", "--batch", "8", "--plot", "plan.foo"], "its name must end in .png"),
         (["llama-1b", "--batch", "9", "--weak", "--hosts", "2,3"], "which is no whole number"),

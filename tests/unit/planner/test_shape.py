@@ -87,8 +87,8 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         ("llama-9b", "'llama-9b' is no model"),
         ("width=8,layers=2", "lack heads, vocabulary"),
         ("width=8,layers=2,heads=2,vocabulary=16", "lack --sequence"),
-        ("width=8,depth=2", "'depth=2' is no size"),
-        ("width=wide", "'width=wide' is no size"),
+        ("width=8,depth=2", "'depth=2' is not a size"),
+        ("width=wide", "'width=wide' is not a size"),
     ],
 )
 def test_a_text_that_names_no_model_is_refused(text: str, message: str) -> None:

@@ -51,7 +51,14 @@ from sparkdl.estimators.ready_made.language_weights import (
     beginning_of_folder,
     beginning_of_sizes,
 )
-from sparkdl.estimators.ready_made.params import HasAdamW, HasAdapters, check_one_column, check_unset
+from sparkdl.estimators.ready_made.params import (
+    RATE_WITH_PRETRAINED,
+    HasAdamW,
+    HasAdapters,
+    check_one_column,
+    check_unset,
+    with_rate_of_pretrained,
+)
 from sparkdl.estimators.torch_estimator import FittingEstimator, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
@@ -328,6 +335,7 @@ def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInput
 @with_arguments(
     SharedArguments,
     featuresCol='column of strings, or of arrays of integers that are the tokens of texts; default ``"features"``.',
+    learningRate=RATE_WITH_PRETRAINED,
     seed="seed of the initial weights, the order of rows, and the draws of continuations; default 0.",
 )
 class LanguageModel(
@@ -550,16 +558,17 @@ class LanguageModel(
 
     def _estimator(self, network: nn.Module | None, weights: str | None = None) -> TorchEstimator:
         """Return the estimator that trains on packed rows, from initial weights that its ranks can read."""
+        params = with_rate_of_pretrained(self)
         estimator = _EstimatorOfRows(
             model=network,
             initialWeights=weights,
             loss=nn.CrossEntropyLoss(ignore_index=-100),
             optimizer=partial(
-                torch.optim.AdamW, lr=self.getLearningRate(), weight_decay=self.getWeightDecay()
+                torch.optim.AdamW, lr=params.getLearningRate(), weight_decay=params.getWeightDecay()
             ),
         )
         self._copyValues(estimator)
-        estimator.of_texts = {param.name: value for param, value in self.extractParamMap().items()}
+        estimator.of_texts = {param.name: value for param, value in params.extractParamMap().items()}
         if self.getCorpusWeights() is not None and self.getValidationFraction() is not None:
             # A repeated row must not be a training row and a validation row.
             estimator._set(validationFraction=None, validationIndicatorCol=HELD_OUT)

@@ -74,6 +74,27 @@ class HasAdamW(Params):
     )
 
 
+PRETRAINED_LEARNING_RATE = 5e-5
+"""Default learning rate of a pretrained model: that of Devlin et al. (2019) for BERT.
+
+With the learning rate of new weights, a pretrained model loses what it has learned.
+"""
+
+RATE_WITH_PRETRAINED = (
+    "learning rate of the AdamW optimizer (> 0); default 0.001, or 0.00005 with a pretrained model."
+)
+
+
+def with_rate_of_pretrained(estimator: ParamsT) -> ParamsT:
+    """Return an estimator, or a copy with the default learning rate of a pretrained model if it names one."""
+    names_folder = estimator.isDefined("pretrained") and estimator.getOrDefault("pretrained") is not None
+    if not names_folder or estimator.isSet("learningRate"):
+        return estimator
+    tuned = estimator.copy()
+    tuned._setDefault(learningRate=PRETRAINED_LEARNING_RATE)
+    return tuned
+
+
 class HasAdapters(Params):
     """Params for adapters over pretrained weights."""
 

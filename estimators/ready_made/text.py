@@ -24,10 +24,12 @@ from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import (
+    RATE_WITH_PRETRAINED,
     HasAdapters,
     _ReadyMadeClassifierParams,
     check_one_column,
     check_unset,
+    with_rate_of_pretrained,
 )
 from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.initial_weights import seeded
@@ -206,17 +208,10 @@ def _count_parts(
             )
 
 
-PRETRAINED_LEARNING_RATE = 5e-5
-"""Default learning rate of a pretrained model: that of Devlin et al. (2019) for BERT.
-
-With the learning rate of new weights, a pretrained model loses what it has learned.
-"""
-
-
 @with_arguments(
     ClassArguments,
     featuresCol='column of strings; default ``"features"``.',
-    learningRate="learning rate of the AdamW optimizer (> 0); default 0.001, or 0.00005 with a pretrained model.",
+    learningRate=RATE_WITH_PRETRAINED,
 )
 class TextClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
@@ -295,11 +290,7 @@ class TextClassifier(
 
     def _params_of_fit(self) -> TorchEstimator:
         """Return the estimator that runs the fit, with the default learning rate of new or of pretrained weights."""
-        if self.getPretrained() is None or self.isSet(self.learningRate):
-            return super()._params_of_fit()
-        tuned = self.copy()
-        tuned._setDefault(learningRate=PRETRAINED_LEARNING_RATE)
-        return super(TextClassifier, tuned)._params_of_fit()
+        return super(TextClassifier, with_rate_of_pretrained(self))._params_of_fit()
 
     def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None

@@ -14,7 +14,7 @@ import torch
 
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError, ParamTypeError
-from sparkdl.estimators import TextClassifier
+from sparkdl.estimators import LanguageModel, TextClassifier
 from sparkdl.estimators.fit.inputs import prepare_fit
 from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.estimators.ready_made.text import texts_with_words
@@ -119,6 +119,16 @@ def learned(dataset, folder, **params):
 def pretrained(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     return write_folder(tmp_path / "pretrained")
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [({}, 1e-3), ({"pretrained": "/models/gpt"}, 5e-5), ({"pretrained": "/models/gpt", "learningRate": 0.1}, 0.1)],
+)
+def test_a_pretrained_language_model_is_trained_at_a_rate_that_keeps_what_it_has_learned(options, rate):
+    params = LanguageModel(featuresCol="text", **options)._params_of_fit()
+    assert params.getOptimizer().keywords["lr"] == rate
+    assert params.of_texts["learningRate"] == rate
 
 
 def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classes(
@@ -239,7 +249,7 @@ def test_model_with_reserved_positions_takes_fewer_tokens(dataset, pretrained, t
     with pytest.raises(ParamError, match="maxLength is 11, .* takes 10 tokens"):
         learned(dataset, folder, maxLength=11)
     nowhere = write_folder(tmp_path / "nowhere", kind="roberta", places=2)
-    with pytest.raises(ParamError, match="fails with a text of 2 tokens, .*index"):
+    with pytest.raises(ParamError, match="failed on the driver with a text of 2 tokens: .*index"):
         learned(dataset, nowhere)
 
 

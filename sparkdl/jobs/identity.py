@@ -31,16 +31,21 @@ _PARAMS_WITHOUT_EFFECT = (
     "hangTimeoutSeconds",
     "keepCheckpoints",
     "keepRowsSeconds",
+    "logCheckpoints",
     "logFormat",
     "maxRestarts",
     "maxWorkers",
     "minWorkers",
+    "monitor",
+    "replaceStragglers",
     "showProgress",
     "store",
+    "stragglerFactor",
+    "stragglerSeconds",
     "threadsPerWorker",
     "trackingTimeoutSeconds",
 )
-"""Params that change neither the model nor its metrics."""
+"""Params that say how a job is run. Some change the rounding of sums, or how the rows of a step are divided."""
 
 ROWS = "the rows or settings of spark.sql"
 """Name of the checksum of the rows; its value is None if Spark cannot tell whether rows are the same."""

@@ -168,7 +168,7 @@ def read_metadata(folder: Path, expected: type) -> dict[str, Any]:
         class_name = str(metadata["class"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SavedModelError(
-            f"There is no readable {expected.__name__}: {type(error).__name__}: {error}"
+            f"The metadata of a {expected.__name__} in {folder} cannot be read: {type(error).__name__}: {error}"
         ) from error
     if class_name != name:
         module, _, kind = class_name.replace("org.apache.spark.ml.", "pyspark.ml.").rpartition(".")

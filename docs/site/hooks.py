@@ -31,7 +31,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # The files of the repository outside of docs/ that are pages of the site, by their path in the repository.
 PLACES = {
-    "README.md": "index.md",
+    "README.md": "overview.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
@@ -63,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     for notebook in NOTEBOOKS:
         pages |= page_of_notebook(notebook)
     for name, place in PLACES.items():
-        if name.endswith(".md") and place != "index.md":
+        if name.endswith(".md"):
             pages[place] = _linked((ROOT / name).read_text(), name, place)
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
@@ -101,7 +101,5 @@ def _link(found: re.Match[str], source: str, place: str) -> str:
     on_site = PLACES.get(path) or path.removeprefix("docs/")
     if path.endswith(".ipynb"):
         on_site = str(Path(path).with_suffix(".md"))
-    if path == "README.md":
-        anchor = ""  # the landing page has other headings
     relative = os.path.relpath(on_site, posixpath.dirname(place) or ".")
     return f"{found[1]}{relative}{'#' if anchor else ''}{anchor}{found[3]}"

@@ -325,12 +325,12 @@ def _check_kind(head: Head, column: Column) -> None:
     assert head.loss is not None, "checked where there are losses"
     if column.kind != "string" or column.shape:
         raise DataError(
-            f"Column {column.name!r} holds {column.kind} values, which cannot be labels. Make numbers of them."
+            f"Column {column.name!r} holds {column.kind} values, which cannot be labels. Convert them to numbers."
         )
     if prediction_kind(head.loss) == "value":
         raise DataError(
             f"Column {column.name!r} holds strings, which are labels for a loss over classes, such as "
-            "CrossEntropyLoss. Give such a loss, or make numbers of them."
+            "CrossEntropyLoss. Set loss to one of these, or convert the column to numbers."
         )
 
 

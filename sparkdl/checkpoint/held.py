@@ -54,7 +54,7 @@ class HeldCheckpoint:
         return self.content.state
 
     def copy_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrite tensors with those of the same names."""
+        """Copy the held values into the tensors of the same names."""
         with torch.no_grad():
             for name, tensor in tensors.items():
                 local_part(tensor).copy_(self.content.tensors[name])

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.cores import usable_cores
+from sparkdl.monitor.memory import host_memory
 from sparkdl.rendezvous.addresses import interface_addresses
 from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.versions import package_versions
@@ -160,7 +161,7 @@ def look_around(*, timeout_s: float) -> MachineFacts:
             java=java.result(),
             native=native.result(),
             cores=usable_cores(),
-            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            memory_bytes=host_memory().total_bytes,
             shm_bytes=_shm_bytes(),
             gpus=gpu_names,
             torch_cuda=torch_cuda,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _SCHEMES = (*MLFLOW_SCHEMES, "dbfs:", "http:", "https:")
-"""Beginnings of the URIs that only MLflow resolves."""
+"""Beginnings of the URIs that MLflow resolves."""
 
 
 def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> TorchModel:

@@ -219,7 +219,7 @@ class Predictor:
                 if (has_value & rows).any():
                     found_rows.append(f"column {name!r} holds {what} in {int((has_value & rows).sum())}")
         why = (
-            f"Of these rows {_listed(found_rows)}. Fill those values, or leave the rows out."
+            f"Of these rows {listed(found_rows)}. Fill those values, or leave the rows out."
             if found_rows
             else "Their features are finite numbers: either these are far from what the model was trained on, or its "
             "weights are of no use. Look at the losses of its fit."
@@ -256,15 +256,6 @@ class Predictor:
                 continue
             for parts in zip(*(tensor.split(size) for tensor in tensors.values()), strict=True):
                 yield dict(zip(tensors, parts, strict=True))
-
-
-_MOST_NAMED = 10
-"""Maximum number of columns that an error names."""
-
-
-def _listed(parts: Sequence[str]) -> str:
-    more = len(parts) - _MOST_NAMED
-    return ", ".join(parts[:_MOST_NAMED]) + (f" and so on for {more} more" if more > 0 else "")
 
 
 def _rows_of(

@@ -74,8 +74,8 @@ def _check(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if parameter in _replaced:
                 name, by = _replaced[parameter]
                 raise ParamError(
-                    f"{type(optimizer).__name__} has the parameter {name!r} as it was before {by} replaced it, and "
-                    f"would not change the model. Make the optimizer after {by}, from model.parameters(). If another "
+                    f"{type(optimizer).__name__} holds the old parameter {name!r}, which {by} has replaced, and would "
+                    f"not change the model. Create the optimizer after {by}, from model.parameters(). If another "
                     f"module shares the parameter, call {by} with a module that contains both."
                 )
     _num_checked[optimizer] = num_parameters

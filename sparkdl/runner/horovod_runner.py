@@ -56,7 +56,7 @@ class HorovodRunner:
             LaunchError: if there is no Spark session, or not enough slots.
             RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is its exception.
             HangError: if a rank's process or host sends no heartbeat for four minutes. As long as heartbeats arrive,
-                other ranks may wait for the rank for a day; each operation that waits a minute logs a warning.
+                other ranks may wait for the rank for 19 hours; each operation that waits a minute logs a warning.
         """
         self._check(main)
         on_driver = self.num_processor < 0

@@ -62,7 +62,7 @@ class Bucket:
 
     @property
     def num_elements(self) -> int:
-        """Number of the elements before ``presence``, with those between gradients; not of complex numbers."""
+        """Number of elements of all gradients with their padding, without ``presence``; a complex number is two."""
         return int(self.presence.storage_offset() - self.elements.storage_offset())
 
 

@@ -35,7 +35,7 @@ LOADER_MODULE = "sparkdl_model_loader"
 """Module name of the copy of :mod:`sparkdl.tracking.model_loader` in the model; MLflow imports it before sparkdl."""
 
 _LEFT_OUT = frozenset({"bench", "cli", "doctor", "estimators", "jobs", "launch", "runner"})
-"""Packages for training, which need Spark."""
+"""Packages that start and drive trainings, which the code of a model does not need."""
 
 _NATIVE = "sparkdl/_native.py"
 """In a wheel, a copy of :mod:`sparkdl.tracking.carried_native`."""

@@ -206,7 +206,6 @@ class Replicas(ModelDistribution):
         self.name = f"{communicator.world_size} replicas"
         self._resources = resources
         self._compression = spec.compression
-        self._averages_all = True
         if spec.synchronization is not None:
             self.local = LocalUpdates(self.module, spec.synchronization, communicator)
             resources.callback(self.local.close)
@@ -241,7 +240,6 @@ class Replicas(ModelDistribution):
         """The module with which local updates are made: itself, or wrapped for the ranks that average gradients."""
         assert self.local is not None
         group = self.local.group
-        self._averages_all = False
         self.num_averaged = 1 if group is None else group.world_size
         return whole if group is None else self._wrap_by_own(whole, group)
 

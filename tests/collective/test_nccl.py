@@ -169,7 +169,7 @@ def test_ranks_may_share_a_gpu_where_nccl_is_told_so_and_new_enough(
     variables = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_MULTI_RANK_GPU_ENABLE": enabled}
     for outcome in on_stand_ins(nccl_scenes.share_gpu, 2, orders, variables=variables):
         assert ("ParamError" in outcome["kinds"]) != opens, outcome
-        assert opens or "NCCL 2.30 and later also works between them" in outcome["message"]
+        assert opens or "NCCL 2.30 and later can run several ranks on one GPU" in outcome["message"]
 
 
 def test_missing_gpu_is_named_with_its_rank() -> None:

@@ -33,7 +33,7 @@ _MOST_STEPS = 4000
 
 
 class ScalingTrial(Trial):
-    """Training steps of one contender; all ranks together train on the same rows, whoever trains them."""
+    """Training steps of one contender; with every contender, all ranks together train on the same rows."""
 
     # The first backward pass of DistributedDataParallel finds the order of the gradients, the second one uses it.
     num_warm_ups = 2

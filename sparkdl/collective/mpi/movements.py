@@ -1,7 +1,7 @@
-"""Operations of a communicator over MPI that move elements, and all operations on groups of arrays with blocks.
+"""Operations of a communicator over MPI that move elements, also of several arrays with one block for each rank.
 
-MPI takes one array. For an operation on several arrays with blocks of all ranks, each rank's blocks of all arrays are
-packed one after another, and unpacked afterwards.
+MPI takes one array. For an operation on several arrays, each rank's blocks of all arrays are packed one after another,
+and unpacked afterwards.
 """
 
 from __future__ import annotations

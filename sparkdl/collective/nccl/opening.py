@@ -190,8 +190,8 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
         who = "; ".join(f"{name_ranks(members)} share {gpu}" for gpu, members in shared.items())
         raise ParamError(
             f"NCCL needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or let them communicate"
-            f" through host memory. NCCL 2.30 and later also works between them if {SHARING_VARIABLE}=1 on all ranks;"
-            f" this is {versions[0]}."
+            f" through host memory. NCCL 2.30 and later can run several ranks on one GPU if {SHARING_VARIABLE}=1 on all"
+            f" ranks; this is NCCL {versions[0]}."
         )
 
 
@@ -204,9 +204,7 @@ def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s
         except CommunicatorError as error:
             published = {"error": str(error)}
     published = json.loads(
-        broadcast_bytes(
-            communicator, json.dumps(published).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
-        )
+        broadcast_bytes(communicator, json.dumps(published).encode(), root=0, name="id of NCCL", timeout_s=timeout_s)
     )
     if "error" in published:
         raise CommunicatorError(f"rank 0: {published['error']}")

@@ -136,8 +136,8 @@ class ReadAhead(Iterator[Item]):
         items: generator of the items; the thread closes it in the end.
         max_items: maximum number of items that wait.
         name: name of the thread.
-        max_bytes: upper bound of the bytes of the waiting items and the one that is being made, if items are no larger
-            than earlier ones. One item is always made, whatever its size.
+        max_bytes: upper bound of the bytes of the waiting items and the next one. It holds if no item is larger than
+            those before it. One item is always made, whatever its size.
         bytes_of: returns the bytes of an item; by default 0, for no limit in bytes.
     """
 

@@ -61,7 +61,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 def known_class(module: str, name: str) -> Any:
-    """Return what a pickled Unischema means by a name; None if it belongs to no Unischema."""
+    """Return the class or function that a pickled Unischema names; None if no Unischema uses that name."""
     if module == "petastorm.unischema" and name in ("Unischema", "UnischemaField"):
         return _class_of_petastorm(name)
     if module == "pyspark.sql.types" and name.isidentifier():

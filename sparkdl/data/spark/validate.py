@@ -194,7 +194,7 @@ def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
 def common_length(
     name: str, least: int | None, greatest: int | None, *, allow_ragged: bool = False
 ) -> int | None:
-    """Return the common length of a column's arrays; None if it differs or is 0 and ``allow_ragged`` is set.
+    """Return the common length of a column's arrays. With ``allow_ragged``, None if lengths differ or are 0.
 
     Raises:
         DataError: if it differs, is 0 or is null and ``allow_ragged`` is not set.

@@ -326,7 +326,9 @@ class SlotOffer:
         offer = rendezvous.post(_OFFERS, message.to_json())
         rendezvous.post_if_lost(_OFFERS, _Message(kind="gone", offer=offer).to_json())
         if refusal := rendezvous.get(f"{_ANSWERS}/{offer}", CONNECT_TIMEOUT_S).decode():
-            raise LaunchError(f"The run and this machine do not match: {refusal}. Install the same versions.")
+            raise LaunchError(
+                f"This machine has other versions than the run: {refusal}. Install the same here."
+            )
         leave_by: Deadline | None = None
         for number in count(1):
             while (start := _take_start(rendezvous, f"{_STARTS}/{offer}/{number}")) is None:

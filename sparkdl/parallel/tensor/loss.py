@@ -46,8 +46,8 @@ def _check_labels(labels: Tensor, classes: int, ignore_index: int) -> None:
         torch._assert_async(~wrong.any(), f"a label is not among the {classes} classes")
     elif wrong.any():
         raise ParamError(
-            f"The label {int(labels[wrong][0])} is none of the {classes} classes, 0 to {classes - 1}, and not "
-            f"ignore_index, {ignore_index}."
+            f"The label {int(labels[wrong][0])} is neither from 0 to {classes - 1} nor ignore_index ({ignore_index}). "
+            "Correct the labels, or give the head more classes."
         )
 
 

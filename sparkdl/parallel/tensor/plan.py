@@ -274,7 +274,7 @@ def _check_parameter(name: str, owner: nn.Module, style: str, size: int) -> None
 
 
 def shared_key_features(module: nn.Module, name: str) -> int:
-    """The number of output features of a layer, the last ones, that are a key which all heads share.
+    """The number of a layer's last output features that form the key which all heads share.
 
     It is ``qk_rope_head_dim`` of the closest module around the layer that has it, or of its ``config``.
 

@@ -25,8 +25,7 @@ class HostWatch:
     """Reports samples of a host from a thread; a context manager. The last sample is taken when it exits.
 
     Args:
-        report: function that is called with events of kind ``"system"``, which hold ``sample``, the number of the
-            sample from 0, and ``metrics``.
+        report: function that is called with events of kind ``"system"``, which hold ``metrics``.
         interval_s: seconds from one sample to the next.
     """
 
@@ -51,19 +50,17 @@ class HostWatch:
         except ImportError:
             _logger.info("psutil is not installed here, so the load of the host is not logged to MLflow.")
             return
-        number = 0
-        while not self._has_ended.wait(self._interval_s if number else 0.0) or number == 0:
-            self._sample(probe, number)
-            number += 1
-        if number:
-            self._sample(probe, number)
+        self._sample(probe)
+        while not self._has_ended.wait(self._interval_s):
+            self._sample(probe)
+        self._sample(probe)
 
-    def _sample(self, probe: _Probe, number: int) -> None:
+    def _sample(self, probe: _Probe) -> None:
         metrics = probe.measure()
         if not metrics:
             return
         try:
-            self._report({"kind": "system", "sample": number, "metrics": metrics})
+            self._report({"kind": "system", "metrics": metrics})
         except OSError:
             self._has_ended.set()  # the task has ended, and with it the receiver
 

@@ -199,7 +199,7 @@ def test_folder_that_is_no_model_is_named(tmp_path):
     with pytest.raises(SavedModelError, match="nowhere does not exist"):
         TorchModel.load(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SavedModelError, match="There is no readable TorchModel"):
+    with pytest.raises(SavedModelError, match="metadata of a TorchModel in .* cannot be read"):
         TorchModel.load(str(tmp_path / "empty"))
     make_model().save(str(tmp_path / "model"))
     with pytest.raises(SavedModelError, match=r"holds a .*TorchModel, not a .*TorchEstimator"):

@@ -38,7 +38,7 @@ def reported():
 
 def test_host_watch_reports_the_system_metrics_of_mlflow_at_the_beginning_and_the_end():
     events = reported()
-    assert [event["sample"] for event in events] == [0, 1]
+    assert len(events) == 2
     assert {event["kind"] for event in events} == {"system"}
     for event in events:
         hosts = {name.split("/")[1] for name in event["metrics"]}

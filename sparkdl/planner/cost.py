@@ -277,9 +277,9 @@ def _replicas(
     """Add the communication of ranks that train on different rows.
 
     On GPUs, FSDP2 gathers a block's weights while the block before computes, and scatters its gradients while the next
-    one's are computed; on CPUs it waits for each of its collectives. It copies gathered weights out of the buffer of the
-    collective, and gradients into it. Replicas reduce the gradients of an update in its last backward pass. A pipeline
-    reduces them at its end.
+    one's are computed; on CPUs it waits for each of its collectives. It copies gathered weights out of the buffer of
+    the collective, and gradients into it. Replicas reduce the gradients of an update in its last backward pass. A
+    pipeline reduces them at its end.
     """
     waits = cluster.device.is_cpu and is_sharded(sizes)
     forward, backward = (0.0, 0.0) if waits else beside

@@ -204,7 +204,9 @@ def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s
         except CommunicatorError as error:
             published = {"error": str(error)}
     published = json.loads(
-        broadcast_bytes(communicator, json.dumps(published).encode(), root=0, name="id of NCCL", timeout_s=timeout_s)
+        broadcast_bytes(
+            communicator, json.dumps(published).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
+        )
     )
     if "error" in published:
         raise CommunicatorError(f"rank 0: {published['error']}")

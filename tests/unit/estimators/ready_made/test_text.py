@@ -123,7 +123,11 @@ def pretrained(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "rate"),
-    [({}, 1e-3), ({"pretrained": "/models/gpt"}, 5e-5), ({"pretrained": "/models/gpt", "learningRate": 0.1}, 0.1)],
+    [
+        ({}, 1e-3),
+        ({"pretrained": "/models/gpt"}, 5e-5),
+        ({"pretrained": "/models/gpt", "learningRate": 0.1}, 0.1),
+    ],
 )
 def test_a_pretrained_language_model_is_trained_at_a_rate_that_keeps_what_it_has_learned(options, rate):
     params = LanguageModel(featuresCol="text", **options)._params_of_fit()

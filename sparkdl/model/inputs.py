@@ -224,15 +224,18 @@ def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
 
 
 def rectangular_array(value: Any) -> npt.NDArray[Any]:
-    """Return a value, or nested lists of equal lengths, as an array.
+    """Return a value, or nested lists or arrays of equal lengths, as an array.
 
     Raises:
         ValueError: if lists differ in length; NumPy before 1.24 would make an array of lists of them.
     """
     array = np.asarray(value)
-    if array.dtype == object and any(isinstance(item, list | tuple | np.ndarray) for item in array.flat):
+    if array.dtype != object or not any(isinstance(item, list | tuple | np.ndarray) for item in array.flat):
+        return array
+    inner = [rectangular_array(item) for item in array]
+    if len({item.shape for item in inner}) > 1:
         raise ValueError("lists of one level differ in length")
-    return array
+    return np.stack(inner)  # of arrays of arrays, as Arrow makes them of nested lists
 
 
 def positions_in(documents: Tensor) -> Tensor:

@@ -98,6 +98,17 @@ def ragged(*lengths, element=("number", "float32")):
     return Column(name="x", dtype="object", kind="ragged", lengths=lengths, element=element)
 
 
+def test_arrays_of_arrays_are_matrices():
+    """In this form Arrow gives nested lists to pandas 3."""
+    row = np.empty(2, object)
+    row[:] = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    (matrix,) = as_trained([row], number("float64", (2, 2)))
+    np.testing.assert_array_equal(matrix, [[1.0, 2.0], [3.0, 4.0]])
+    row[1] = np.array([3.0])
+    with pytest.raises(DataError, match="Row 0 of column 'x' has lists that differ in length"):
+        as_trained([row], number("float64", (2, 2)))
+
+
 def test_ragged_rows_are_nested_as_in_training():
     pairs = as_trained([[[1, 2], [3, 4], [5, 6]], []], ragged(None, 2))
     assert [row.shape for row in pairs] == [(3, 2), (0, 2)]

@@ -25,7 +25,7 @@ def test_optimizer_that_gets_a_replaced_parameter_after_its_first_step_is_refuse
     optimizer.add_param_group({"params": [module.weight]})
     optimizer.step()
     optimizer.add_param_group({"params": [before]})
-    with pytest.raises(ParamError, match=r"SGD has the parameter 'weight' .* shard\(\)"):
+    with pytest.raises(ParamError, match=r"SGD holds the old parameter 'weight', which shard\(\)"):
         optimizer.step()
 
 

@@ -135,9 +135,7 @@ def test_an_offer_with_other_versions_or_another_secret_is_refused(
     thread.start()
     while thread.is_alive():
         slots.poll()
-    assert "sparkdl is 0.1.0 on the driver and 0.0 on the executor. Install the same versions." in str(
-        errors[0]
-    )
+    assert "sparkdl is 0.1.0 on the driver and 0.0 on the executor. Install the same here." in str(errors[0])
     assert slots.offer_of == {}
 
 

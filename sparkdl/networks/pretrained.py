@@ -166,9 +166,10 @@ class ImageEmbedding(nn.Module):
         model: Any = self.model
         if hasattr(model, "get_image_features"):  # a model of images and texts
             outputs = model.get_image_features(pixel_values=pixels)
-        else:
-            outputs = model(pixel_values=pixels)
-        pooled = outputs if isinstance(outputs, Tensor) else getattr(outputs, "pooler_output", None)
+            features: Tensor = outputs if isinstance(outputs, Tensor) else outputs.pooler_output
+            return features
+        outputs = model(pixel_values=pixels)
+        pooled: Tensor | None = getattr(outputs, "pooler_output", None)
         if pooled is not None and self.has_pooler:
             return pooled.flatten(1)
         states: Tensor = outputs.last_hidden_state

@@ -84,8 +84,9 @@ def identity_of(job: TrainingJob, code: Mapping[str, str]) -> dict[str, Any]:
         code: checksums of the code, by name of file or folder.
     """
     said = {key: value for key, value in job.content.items() if key not in _WITHOUT_EFFECT}
-    without_effect = {f"params.{name}" for name in _PARAMS_WITHOUT_EFFECT}
-    values = {key: value for key, value in _flat(said) if key not in without_effect}
+    params = said.get("params") or {}
+    said["params"] = {name: value for name, value in params.items() if name not in _PARAMS_WITHOUT_EFFECT}
+    values = dict(_flat(said))
     if "tracking.uri" in values:
         values["tracking.uri"] = without_credentials(values["tracking.uri"])  # the URI is stored, and shown
     if job.test is not None:

@@ -47,8 +47,8 @@ def train(marker: str | None) -> dict[str, Any]:
     state = TrainingState(model=model, optimizer=optimizer, epoch=0, sizes=[])
     while state.epoch < NUM_EPOCHS:
         if marker is not None and state.epoch == NUM_EPOCHS - 1 and dist.get_world_size() == 1:
-            time.sleep(0.05)
-            state.commit()  # another rank takes the place of the lost one here
+            time.sleep(0.05)  # a step; ranks join at commits
+            state.commit()
             continue
         make_gradients(model, state.epoch)
         die_once(marker, state.epoch, dist.get_rank())

@@ -344,3 +344,12 @@ def test_a_trained_image_classifier_of_transformers_predicts_with_its_processor(
         best = pipeline(Image.open(BytesIO(row["content"])))[0]
         assert row["prediction"] == best["label"]
         np.testing.assert_allclose(row["probability"].toArray().max(), best["score"], rtol=1e-4)
+
+    embeddings = TorchModel.from_pretrained(
+        str(tmp_path), task="image-feature-extraction", example=images
+    ).transform(images)
+    for row in embeddings.collect():
+        inputs = processor(Image.open(BytesIO(row["content"])), return_tensors="pt")
+        with torch.no_grad():
+            states = network.eval().vit(**inputs).last_hidden_state
+        np.testing.assert_allclose(row["prediction"], states[0].mean(dim=0), rtol=1e-3, atol=1e-5)

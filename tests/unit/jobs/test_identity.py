@@ -22,7 +22,11 @@ def written(made: dict) -> dict:
 
 
 @pytest.mark.parametrize(
-    "argument", ["output=/x", "spark.master=local[8]", "epochs=2", "seed=", "store=/x", "cache=memory"]
+    "argument",
+    [
+        *("output=/x", "spark.master=local[8]", "epochs=2", "seed=", "store=/x", "cache=memory"),
+        *("monitor={seconds: 5}", "logCheckpoints=true", "stragglerFactor=2"),
+    ],
 )
 def test_settings_that_do_not_affect_the_result_do_not_change_the_identity(tmp_path, argument):
     one, other = identity(tmp_path), identity(tmp_path, argument)

@@ -108,6 +108,24 @@ def test_ranks_that_take_turns_fill_each_others_waiting() -> None:
     assert time(pipeline, shared).bubble == 0
 
 
+def test_shards_wait_for_every_gather_on_cpus_and_gather_the_root_twice() -> None:
+    sizes = Parallelism(shard=2).resolve(2)
+    cluster = make_cluster("h100", hosts=2, devices_per_host=1, inside=NEAR, between=FAR)
+    on_cpus = replace(cluster, device=replace(cluster.device, is_cpu=True))
+    with_links, without = (
+        step_time(SHAPE, each, sizes, rows=1, microbatches=1, recipe=RECIPE)
+        for each in (on_cpus, replace(on_cpus, between=FREE))
+    )
+    assert with_links.hidden == 0.0
+    assert step_time(SHAPE, cluster, sizes, rows=1, microbatches=1, recipe=RECIPE).hidden > 0.0
+    weights = SHAPE.on_rank(sizes, RECIPE, is_fused=False)
+    number = weights.block * SHAPE.layers + weights.before + weights.after
+    # All weights are gathered forward and backward, and all gradients are scattered.
+    moved = number * (2 * RECIPE.gathered_bytes + RECIPE.reduced_bytes)
+    calls = 3 * SHAPE.layers * FAR.latency_s
+    assert with_links.shard - without.shard == pytest.approx(moved / 2 / FAR.bytes_per_s + calls, rel=0.01)
+
+
 def test_hidden_communication_counts_only_as_contention() -> None:
     step = time(Parallelism(data=1, shard=8), rows=8)
     assert step.hidden > 0

@@ -313,6 +313,39 @@ def test_partition_column_is_left_out_and_named_when_it_is_requested(tmp_path: P
         ParquetFeed(tmp_path, columns=["id", "k"], batch_size=2)
 
 
+def test_files_with_short_and_with_long_offsets_have_the_same_columns(tmp_path: Path) -> None:
+    """pandas 3 and polars write the second form, pandas 2 and Spark the first."""
+    values: dict[str, list[Any]] = {
+        "word": ["a", "bc"],
+        "data": [b"x", b"yz"],
+        "vector": [[1.0, 2.0], [3.0, 4.0]],
+        "words": [["a", "b"], ["b", "c"]],
+    }
+    short = pa.schema(
+        {
+            "word": pa.string(),
+            "data": pa.binary(),
+            "vector": pa.list_(pa.float64()),
+            "words": pa.list_(pa.string()),
+        }
+    )
+    long = pa.schema(
+        {
+            "word": pa.large_string(),
+            "data": pa.large_binary(),
+            "vector": pa.large_list(pa.float64()),
+            "words": pa.large_list(pa.large_string()),
+        }
+    )
+    for number, schema in enumerate((short, long)):
+        pq.write_table(pa.table(values, schema), tmp_path / f"part-{number}.parquet")
+    with ParquetFeed(str(tmp_path), batch_size=4, shuffle=False) as feed:
+        (batch,) = feed.epoch(0)
+    assert {name: batch[name].tolist() for name in values} == {
+        name: rows * 2 for name, rows in values.items()
+    }
+
+
 def test_categories_of_pandas_are_fed_as_their_values(tmp_path: Path) -> None:
     times = [pd.Timestamp("2020-01-01 12:00"), pd.Timestamp("2021-06-01")]
     values: dict[str, Any] = {

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._distributed_c10d import Work
 
+from sparkdl.collective.watch import Watch
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.torch.work import UnawaitedWorks
 
@@ -327,53 +328,42 @@ def _set(source: torch.futures.Future[Any]) -> None:
 
 
 class _LineWatch:
-    """The thread that watches all lines of this process, while there are any."""
+    """Watches all lines of this process, by one thread while there are any."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._lines: set[_Line] = set()
-        self._thread: threading.Thread | None = None
-        self._news = threading.Event()
-        self._end = threading.Event()
+        self._watch: Watch | None = None
 
     def add(self, line: _Line) -> None:
         """Watch a line."""
         with self._lock:
             self._lines.add(line)
-            if self._thread is None:
-                self._end = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._end,), name="sparkdl-futures-watch", daemon=True
-                )
-                self._thread.start()
+            if self._watch is None:
+                self._watch = Watch(self._look, name="sparkdl-futures-watch", pause_s=_LOOK_S)
 
     def notify(self) -> None:
         """Wake the thread: a line has work."""
-        if not self._news.is_set():
-            self._news.set()
+        watch = self._watch
+        if watch is not None:
+            watch.wake()
 
     def remove(self, line: _Line) -> None:
         """Stop watching a line."""
         with self._lock:
             self._lines.discard(line)
-            if self._lines or self._thread is None:
+            if self._lines or self._watch is None:
                 return
-            thread, self._thread = self._thread, None
-            self._end.set()
-            self._news.set()
-        thread.join()
+            watch, self._watch = self._watch, None
+        watch.close()
 
-    def _run(self, end: threading.Event) -> None:
-        while not end.wait(_LOOK_S):
-            self._news.wait()
-            self._news.clear()
-            with self._lock:
-                lines = list(self._lines)
-            busy = [
-                line.look() for line in lines
-            ]  # all of them: ``any`` over a generator would stop at the first
-            if any(busy):
-                self._news.set()
+    def _look(self) -> bool:
+        with self._lock:
+            lines = list(self._lines)
+        busy = [
+            line.look() for line in lines
+        ]  # all of them: ``any`` over a generator would stop at the first
+        return any(busy)
 
 
 _watch = _LineWatch()

@@ -43,7 +43,7 @@ LAYERS = {
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, handshake, frames | store, "
     "addresses | deadline | protocol",
     "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
-    "nccl | telemetry, buffers | byte_exchange | operation_queue | error_origin",
+    "nccl | telemetry, buffers | byte_exchange | operation_queue, watch | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions | objects, local_updates, submission | "
     "data_parallel, averaging, replicas | compression, buffers | sync_batch_norm | futures, work",
     "data": "blend | petastorm, feed, megatron | spark, store, dataset, checks | files",

@@ -10,7 +10,6 @@ communicator does both. Aborting NCCL affects only the rank that aborts; the com
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from sparkdl._native import NcclOperation
 from sparkdl.collective.buffers import DeviceArray, device_array, item_bytes
+from sparkdl.collective.watch import Watch
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
 
 if TYPE_CHECKING:
@@ -198,8 +198,8 @@ _NEWS_S = 1.0
 """How long to wait until the communicator reports the rank that died."""
 
 
-class NcclWatch:
-    """Thread that aborts NCCL when the communicator has failed, and vice versa; sleeps while no operation runs.
+class SharedFate:
+    """Aborts NCCL when the communicator has failed, and vice versa, by a thread that looks while operations run.
 
     Args:
         core: NCCL communicator.
@@ -207,17 +207,14 @@ class NcclWatch:
         name: name of the group in messages.
 
     Attributes:
-        started: event to be set once an operation was put on a stream.
+        watch: the thread, to be woken once an operation was put on a stream.
     """
 
     def __init__(self, core: NcclCommunicator, communicator: Communicator, name: str) -> None:
         self._core = core
         self._communicator = communicator
         self._name = name
-        self.started = threading.Event()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name=f"sparkdl-{name}-watch", daemon=True)
-        self._thread.start()
+        self.watch = Watch(self._look, name=f"sparkdl-{name}-watch", pause_s=_LOOK_S)
 
     def explain(self, error: CommunicatorError) -> CommunicatorError:
         """Return the error to raise for an error of NCCL: the communicator's error if it has one.
@@ -230,29 +227,13 @@ class NcclWatch:
             return error
         return self.communicators_error()
 
-    def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self.started.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            self.started.wait()
-            # First the pause: a thread that woke for every operation would take the GIL from those that start them.
-            if self._closed.wait(_LOOK_S):
-                return
-            self.started.clear()
-            self._look()
-            if self._core.busy:
-                self.started.set()
-
-    def _look(self) -> None:
+    def _look(self) -> bool:
         failure = self._communicator.failure
         if failure is not None:
             self._core.abort(failure)
         elif self._core.failure is not None:
             self.explain(CommunicatorError(self._core.failure))
+        return self._core.busy
 
     def communicators_error(self) -> CommunicatorError:
         """Abort NCCL because the communicator has failed, and return the communicator's error."""
@@ -338,7 +319,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         self.name = name
         self.timeout_s = timeout_s
         self._owns_communicator = owns_communicator
-        self._watch = NcclWatch(core, communicator, name)
+        self._fate = SharedFate(core, communicator, name)
         self._closed = False
 
     @property
@@ -380,8 +361,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         if operations:
             timeout_s = self.timeout_s if timeout_s is None else timeout_s
             number = self._call(lambda core: core.run(operations, stream, timeout_s, after))
-            if not self._watch.started.is_set():
-                self._watch.started.set()
+            self._fate.watch.wake()
         else:
             self.check()
         return NcclHandle(self, number, arrays)
@@ -468,7 +448,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
             if self.communicator.failure is None:
                 raise
         finally:
-            self._watch.close()
+            self._fate.watch.close()
             if self._owns_communicator:
                 self.communicator.close()
 
@@ -476,7 +456,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
     def errors(self) -> Iterator[NcclCommunicator]:
         """In this context, in which NCCL is called, raise the communicator's error in place of NCCL's."""
         if self.communicator.failure is not None:
-            raise self._watch.communicators_error()
+            raise self._fate.communicators_error()
         try:
             yield self._core
         except CommunicatorError as error:
@@ -485,7 +465,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
     def _call(self, function: Callable[[NcclCommunicator], Result]) -> Result:
         """The same as :meth:`errors`, which takes some microseconds, for one call."""
         if self.communicator.failure is not None:
-            raise self._watch.communicators_error()
+            raise self._fate.communicators_error()
         try:
             return function(self._core)
         except CommunicatorError as error:
@@ -494,7 +474,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
     def _explain(self, error: CommunicatorError) -> NoReturn:
         if self._core.failure is None or self._closed:
             raise error
-        raise self._watch.explain(error) from error
+        raise self._fate.explain(error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

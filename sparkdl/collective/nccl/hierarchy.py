@@ -8,12 +8,12 @@ hosts, the ranks with higher local ranks carry no part.
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.collective.nccl.opening import open_nccl_group
+from sparkdl.collective.watch import Watch
 from sparkdl.errors import CommunicatorError, SparkdlError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.topology import name_ranks
@@ -64,12 +64,8 @@ class Hierarchy:
         self.is_even = len(set(sizes)) == 1
         self.takes_device_memory = takes_device_memory
         self._is_origin = False  # whether this rank has aborted the others
-        self._is_under_way = threading.Event()
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(
-            target=self._watch, name=f"sparkdl-{all_ranks.name}-fate", daemon=True
-        )
-        self._thread.start()
+        self._is_under_way = False
+        self._watch = Watch(self._look, name=f"sparkdl-{all_ranks.name}-fate", pause_s=_LOOK_S)
 
     def rank_order(self) -> list[int]:
         """Return all ranks in order of local rank, then of host; all hosts must have the same number of ranks."""
@@ -85,7 +81,8 @@ class Hierarchy:
         """
         if self.all_ranks.failure is not None:
             raise self.all_ranks.error()
-        self._is_under_way.set()
+        self._is_under_way = True
+        self._watch.wake()
         try:
             yield
         except CommunicatorError as error:
@@ -102,26 +99,24 @@ class Hierarchy:
             self._end_all(f"{type(error).__name__}: {error}")
             raise
         finally:
-            self._is_under_way.clear()
+            self._is_under_way = False
 
     def close(self) -> None:
         """Wait for operations under way, and close ``inside`` and ``across``. May be called again."""
-        self._is_closed.set()
-        self._is_under_way.set()
-        self._thread.join()
+        self._watch.close()
         self.inside.close()
         self.inside.communicator.close()
         if self.across is not None:
             self.across.close()
 
-    def _watch(self) -> None:
-        while not self._is_closed.is_set():
-            self._is_under_way.wait()
-            while self._is_under_way.is_set() and not self._is_closed.wait(_LOOK_S):
-                of_across = None if self.across is None else self.across.failure
-                failure = self.all_ranks.failure or self.inside.failure or of_across
-                if failure is not None:
-                    self._end_all(failure)
+    def _look(self) -> bool:
+        if not self._is_under_way:
+            return False
+        of_across = None if self.across is None else self.across.failure
+        failure = self.all_ranks.failure or self.inside.failure or of_across
+        if failure is not None:
+            self._end_all(failure)
+        return True
 
     def _end_all(self, reason: str) -> None:
         """Make all groups fail on all ranks.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 
 class Watch:
@@ -40,5 +43,12 @@ class Watch:
         while not self._is_closed.wait(self._pause_s):
             self._has_news.wait()
             self._has_news.clear()
-            if not self._is_closed.is_set() and self._look():
+            if not self._is_closed.is_set() and self._has_work():
                 self._has_news.set()
+
+    def _has_work(self) -> bool:
+        try:
+            return self._look()
+        except Exception:  # the next one who wakes the thread needs it too
+            logger.exception("A look of the thread %s failed.", self._thread.name)
+            return False

@@ -200,11 +200,11 @@ class _Line:
         """Complete ``source`` after ``work``; at once, on this thread, if the line is closed."""
         with self._lock:
             if not self._is_closed:
-                self.is_drained = False
-                self._queue.put((work, source))
                 if self._owner is None:
                     self._start()
                     _watch.add(self)
+                self.is_drained = False
+                self._queue.put((work, source))
                 _watch.notify()
                 return
         _complete(work, source)
@@ -257,8 +257,14 @@ class _Line:
             except OSError:  # the thread has ended meanwhile
                 return True
             if self._is_waiting(now) and len(self._threads) < _MAX_THREADS:
-                self._seen = self._clock = None
-                self._start()
+                seen, self._seen, self._clock = self._seen, None, None
+                try:
+                    self._start()
+                except (
+                    RuntimeError
+                ) as error:  # the process may have no more threads: the next look tries again
+                    logger.debug("No other thread can take over from a callback of %s: %s", self._name, error)
+                    self._seen, self._clock = seen, clock
             return True
 
     def _is_waiting(self, now: _ThreadTimes) -> bool:
@@ -278,10 +284,10 @@ class _Line:
         )
 
     def _start(self) -> None:
-        self._owner = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(self._owner)
-        self._owner.start()
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()  # it owns the line only if it could start
+        self._owner = thread
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
 
     def _run(self) -> None:
         lines: dict[FutureCompleter, _Line] = {}

@@ -177,12 +177,13 @@ class MpiMessages:
         with self._news:
             if self._closed:
                 raise CommunicatorError(f"{message.what}: communicator {parent.name!r} is closed")
-            self._lines.setdefault((kind, message.peer, tag), deque()).append(message)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._serve, name=f"sparkdl-mpi-messages-{parent.name}", daemon=True
                 )
-                self._thread.start()
+                thread.start()  # a message waits only where a thread could start
+                self._thread = thread
+            self._lines.setdefault((kind, message.peer, tag), deque()).append(message)
             self._news.notify()
         return message.handle
 

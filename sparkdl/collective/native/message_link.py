@@ -419,7 +419,10 @@ class MessageLink:
                         self._speaking = pair
                     else:
                         self._listening = pair
+                    broken = self._broken
                     self._news.notify_all()
+                if broken is not None:  # since before the pair was there, so that nothing else ends it
+                    pair.abort(f"rank {self._rank}: {broken}")
 
     def _rank_in_pair(self, rank: int) -> int:
         """Return the number that ``rank`` has in the communicators of the link."""

@@ -151,12 +151,13 @@ class AnySource:
     def put(self, message: PendingMessage) -> None:
         """Add a message."""
         with self._lock:
-            self._waiting[message.tag].append(message)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name=f"sparkdl-{self._name}-messages-from-any", daemon=True
                 )
-                self._thread.start()
+                thread.start()  # a message waits only where a thread could start
+                self._thread = thread
+            self._waiting[message.tag].append(message)
         messages = self._messages()
         for link in messages.links().values() if messages is not None else ():
             link.take_for_any(message.tag)

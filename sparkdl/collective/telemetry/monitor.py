@@ -356,9 +356,11 @@ class Telemetry:
     """
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may drop a communicator in the middle of a method.
         self._lock = threading.RLock()
         self._members: dict[int, _Member] = {}
+        # The garbage collector may drop a communicator at any line, also where this thread has a lock of a monitor: it
+        # only notes the number, without a lock. The next method of the family does the rest.
+        self._dropped: deque[int] = deque()
         self._num_members = 0
         self._gone: dict[CommunicatorKey, CommunicatorMeasurements] = {}
         self._recorded: dict[CommunicatorKey, Recorded] = {}
@@ -370,13 +372,14 @@ class Telemetry:
     def watch(self, communicator: Communicator) -> None:
         """Add a communicator to the family."""
         with self._lock:
+            self._fold_dropped()
             self._num_members += 1
             number = self._num_members
             member = _Member(communicator)
             self._members[number] = member
             if self.is_recording:
                 member.start_recording(self._max_records)
-        weakref.finalize(communicator, self._let_go, number).atexit = False
+        weakref.finalize(communicator, self._dropped.append, number).atexit = False
 
     def measure(self, *, reset: bool = False) -> tuple[list[CommunicatorMeasurements], float]:
         """Return the measurements of every communicator, and the seconds that they cover.
@@ -385,6 +388,7 @@ class Telemetry:
             reset: whether to set the counts to zero afterwards.
         """
         with self._lock:
+            self._fold_dropped()
             measurements: dict[CommunicatorKey, CommunicatorMeasurements] = {}
             for gone in self._gone.values():
                 measurements[gone.key] = replace(gone, totals=dict(gone.totals), lateness=dict(gone.lateness))
@@ -412,6 +416,7 @@ class Telemetry:
             has_news: whether :meth:`take_news` will be called.
         """
         with self._lock:
+            self._fold_dropped()
             self.is_recording, self._max_records, self._recorded = True, max_records, {}
             self._news = {} if has_news else None
             for member in list(self._members.values()):
@@ -436,6 +441,7 @@ class Telemetry:
     def take_news(self) -> list[Recorded]:
         """Return the records since the last call; :meth:`stop_recording` returns them again."""
         with self._lock:
+            self._fold_dropped()
             if self.is_recording:
                 for member in list(self._members.values()):
                     self._collect(member)
@@ -445,6 +451,7 @@ class Telemetry:
     def stop_recording(self) -> list[Recorded]:
         """End the recording; return the records of every communicator."""
         with self._lock:
+            self._fold_dropped()
             self.is_recording = False
             for member in list(self._members.values()):
                 for monitor in member.monitors:
@@ -453,9 +460,10 @@ class Telemetry:
             recorded, self._recorded, self._news = self._recorded, {}, None
             return list(recorded.values())
 
-    def _let_go(self, number: int) -> None:
-        with self._lock:
-            member = self._members.pop(number)
+    def _fold_dropped(self) -> None:
+        """Keep the measurements of communicators that no longer exist, and let go of their monitors."""
+        while self._dropped:
+            member = self._members.pop(self._dropped.popleft())
             member.add_to(self._gone)
             if self.is_recording:
                 self._collect(member)

@@ -143,6 +143,7 @@ class ShardReader(Iterator["Block"]):
                 break
             except queue.Empty:
                 if is_last:
+                    self._check_running()  # ``close`` completes the ventilator too, after it has set ``_stopped``
                     raise StopIteration from None
                 if time.monotonic() > deadline:
                     raise timeout_error("the next row group", self._timeout_s) from None

@@ -61,7 +61,8 @@ class DaemonThreads:
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may drop a feed, which stops its threads, at any line of ``submit``.
+        self._lock = threading.RLock()
         self._stopped = False
         self._threads = [
             threading.Thread(target=_work, args=(self._calls,), name=f"{name}_{index}", daemon=True)

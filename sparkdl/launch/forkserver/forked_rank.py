@@ -127,6 +127,8 @@ class ForkedRank:
         self._is_reaped = True
         if not self.exited.wait(KILL_TIMEOUT_S):
             self._is_abandoned = True
+            if self.exited.is_set():  # just now: the thread that waits for the exit may have seen no flag
+                self._forkserver.disconnect()
             return
         if self._forkserver_has_ended:
             return

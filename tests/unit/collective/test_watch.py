@@ -57,3 +57,18 @@ def test_it_ends_whenever_it_is_closed(moment: str, monkeypatch: pytest.MonkeyPa
     assert watch._is_closed.wait(TIMEOUT_S)
     closing.join(TIMEOUT_S)
     assert not closing.is_alive()
+
+
+def test_a_look_that_fails_is_logged_and_the_next_one_is_made(
+    looks, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look() -> bool:
+        looks.release()
+        raise RuntimeError("no more threads")
+
+    watch = Watch(look, name="watch", pause_s=0.001)
+    for _ in range(2):
+        watch.wake()
+        assert looks.acquire(timeout=TIMEOUT_S)
+    watch.close()
+    assert [record.message for record in caplog.records] == ["A look of the thread watch failed."] * 2

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sparkdl.collective.telemetry.monitor import (
@@ -120,3 +122,53 @@ def test_process_sets_with_equal_names_and_other_ranks_are_measured_separately()
         second: "pair of ranks 0, 2",
         CommunicatorKey("world", (0, 1, 2)): "world",
     }
+
+
+class CollectingLock:
+    """A lock of a monitor in whose block a communicator is dropped, as the garbage collector may do at any line."""
+
+    def __init__(self, drop: Callable[[], None]) -> None:
+        self._lock, self._drop = threading.Lock(), drop
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._drop()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def ends(*threads: threading.Thread) -> bool:
+    for thread in threads:
+        thread.join(30.0)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_a_communicator_may_be_dropped_while_its_totals_are_read() -> None:
+    telemetry = Telemetry()
+    alive = [watched(telemetry, "gone")]
+    alive[0].act()
+    alive[0].monitors[0]._lock = CollectingLock(alive.clear)
+    measuring = threading.Thread(target=counts, args=[telemetry], daemon=True)
+    measuring.start()
+    assert ends(measuring)
+    assert counts(telemetry) == {"gone": {"barrier": 1}}
+
+
+def test_a_communicator_may_be_dropped_at_the_end_of_an_operation_of_another_one_that_is_read() -> None:
+    telemetry = Telemetry()
+    world, alive = watched(telemetry, "world"), [watched(telemetry, "gone")]
+    alive[0].act()
+    measuring = threading.Thread(target=counts, args=[telemetry], daemon=True)
+
+    def drop() -> None:
+        if alive:
+            measuring.start()
+            measuring.join(0.2)  # it waits for this lock, or for its turn
+            alive.clear()
+
+    world.monitors[0]._lock = CollectingLock(drop)
+    acting = threading.Thread(target=world.act, daemon=True)
+    acting.start()
+    assert ends(acting, measuring)
+    assert counts(telemetry) == {"gone": {"barrier": 1}, "world": {"barrier": 1}}

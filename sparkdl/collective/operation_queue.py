@@ -51,6 +51,25 @@ class FutureHandle:
         self._future.add_done_callback(lambda _: pending.pop()())
 
 
+def refuse_signal_handler(thread: int | None, name: str) -> None:
+    """Return at once, unless the calling thread is the one that carries out an operation.
+
+    Only a signal handler can call anything then. The operation would wait for the handler, and the handler for it.
+
+    Args:
+        thread: identifier of the thread that carries out an operation; None if there is none.
+        name: name of the communicator.
+
+    Raises:
+        CommunicatorError: if it is the calling thread.
+    """
+    if thread == threading.get_ident():
+        raise CommunicatorError(
+            f"a signal handler called communicator {name!r} in the middle of an operation, which ends only after the"
+            " handler: set a flag in the handler, and act on it between two operations"
+        )
+
+
 class OperationQueue:
     """Queue of operations, and the thread that runs them.
 
@@ -67,18 +86,21 @@ class OperationQueue:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sparkdl-mpi-{name}")
         self._name = name
         self._closed = False
-        self._submitting = threading.Lock()
+        self._submitting = threading.RLock()  # reentrant: a signal handler may run at any line
         self._turn = threading.Lock()
+        self._caller: int | None = None
         self._num_pending = 0
         self._blocked = blocked
         self.queued_ns = 0
 
     def run(self, operation: Callable[[], None]) -> None:
         """Run ``operation`` after the queued ones; on the caller's thread if none is queued."""
+        refuse_signal_handler(self._caller, self._name)
         with self._submitting:
             at_once = self._num_pending == 0
             if at_once:
                 self._num_pending += 1
+                self._caller = threading.get_ident()
                 self._turn.acquire()
         if not at_once:
             self.submit(operation).wait()
@@ -87,6 +109,7 @@ class OperationQueue:
             self.queued_ns = 0
             operation()
         finally:
+            self._caller = None
             self._turn.release()
             self._finish()
 
@@ -94,8 +117,9 @@ class OperationQueue:
         """Queue ``operation``.
 
         Raises:
-            CommunicatorError: if :meth:`close` was called.
+            CommunicatorError: if :meth:`close` was called, or this is a signal handler in the middle of an operation.
         """
+        refuse_signal_handler(self._caller, self._name)
         with self._submitting:
             if self._closed:
                 raise CommunicatorError(f"communicator {self._name!r} is closed")
@@ -105,6 +129,7 @@ class OperationQueue:
 
     def close(self) -> None:
         """Wait for all submitted operations, and end the thread."""
+        refuse_signal_handler(self._caller, self._name)
         with self._submitting:
             self._closed = True
         self._executor.shutdown()

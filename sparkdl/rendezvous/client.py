@@ -19,7 +19,7 @@ from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.addresses import is_local
 from sparkdl.rendezvous.coordinator import PURPOSE
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.dialing import connect_authenticated
+from sparkdl.rendezvous.dialing import connect_authenticated, give_up_undelivered
 from sparkdl.rendezvous.frames import receive_frame, send_frame
 from sparkdl.rendezvous.protocol import (
     MAX_FRAME_BYTES,
@@ -76,6 +76,7 @@ class RendezvousClient(Rendezvous, Closing):
             ConnectionError: if it cannot be reached; the message lists what was tried.
         """
         sock = connect_authenticated(address, secret, purpose=PURPOSE, timeout_s=timeout_s)
+        give_up_undelivered(sock)
         return cls(sock, address)
 
     def set(self, key: str, value: bytes) -> None:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.closing import Closing
+from sparkdl.rendezvous.dialing import give_up_undelivered
 from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.listener import AuthenticatedListener, strangers_allowed
 from sparkdl.rendezvous.protocol import (
@@ -287,6 +288,7 @@ class Coordinator(Closing):
         while not self._arrivals.empty():
             client = _Client(self._arrivals.get())
             client.sock.setblocking(False)
+            give_up_undelivered(client.sock)
             self._clients.add(client)
             self._selector.register(client.sock, selectors.EVENT_READ, client)
 

@@ -11,6 +11,7 @@ import os
 import random
 import selectors
 import socket
+import struct
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,8 +82,19 @@ def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: f
     return _Dialing([candidate], f"socket @{name}", handshake, timeout_s).connect()
 
 
+GONE_S = 30.0
+"""A machine that acknowledges nothing for so many seconds is gone."""
+
+_TCP_INFO = struct.Struct("24xI28xI")
+"""Fields of Linux's ``struct tcp_info``: ``tcpi_unacked``, in packets, and ``tcpi_last_ack_recv``, in milliseconds."""
+
+
 def make_prompt(sock: socket.socket) -> None:
-    """Make a socket send small messages at once and notice within half a minute that the peer's machine is gone."""
+    """Make an idle socket notice within half a minute that the peer's machine is gone, and send small messages at once.
+
+    The kernel does not probe a peer while data is on its way to it, and tries to deliver that for a quarter of an
+    hour: see :func:`give_up_undelivered` and :func:`is_unheard`.
+    """
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -90,6 +102,30 @@ def make_prompt(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+def give_up_undelivered(sock: socket.socket) -> None:
+    """Make a socket also fail when data was not acknowledged for :data:`GONE_S`.
+
+    Only for connections whose other end always reads: data that waits for a busy reader is given up, too.
+    """
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * GONE_S))
+
+
+def is_unheard(sock: socket.socket, longest_s: float = GONE_S) -> bool:
+    """Whether data is on its way, and the peer's machine has acknowledged nothing for ``longest_s``.
+
+    An idle socket is probed within shorter times. Data that waits for a peer that does not read is not on its way.
+
+    Raises:
+        OSError: if the socket is closed.
+    """
+    if sock.family == socket.AF_UNIX:
+        return False
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    num_unacknowledged, last_heard_ms = _TCP_INFO.unpack(info)
+    return bool(num_unacknowledged and last_heard_ms > 1000 * longest_s)
 
 
 @dataclass(eq=False)

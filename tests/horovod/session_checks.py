@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from operator import le
@@ -13,6 +14,7 @@ import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.collective import current_communicator
+from sparkdl.errors import CommunicatorError
 from tests.collective.eventually import eventually
 
 
@@ -53,6 +55,32 @@ def check_what_is_outstanding_at_shutdown_fails_on_all_ranks() -> None:
             hvd.synchronize(handle)
         hvd.shutdown()
     hvd.init()
+    hvd.barrier()
+
+
+def check_a_signal_handler_cannot_call_horovod_in_the_middle_of_an_operation() -> None:
+    """It would wait for the operation that waits for it."""
+    refused: list[str] = []
+
+    def handle(*_: object) -> None:
+        for call in (hvd.shutdown, hvd.barrier):
+            with pytest.raises(CommunicatorError, match="a signal handler called") as caught:
+                call()
+            refused.append(str(caught.value))
+        current_communicator().rendezvous.set("refused", b"")
+
+    if hvd.rank() == 0:
+        before = signal.signal(signal.SIGUSR1, handle)
+        main = threading.main_thread().ident
+        sending = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGUSR1])
+        sending.start()
+    else:
+        current_communicator().rendezvous.get("refused", 60.0)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+    if hvd.rank() == 0:
+        sending.join()
+        signal.signal(signal.SIGUSR1, before)
+        assert len(refused) == 2
     hvd.barrier()
 
 

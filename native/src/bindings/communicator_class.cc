@@ -20,6 +20,7 @@
 #include "bindings/handle_class.h"
 #include "bindings/monitor_class.h"
 #include "bindings/request.h"
+#include "bindings/signals.h"
 #include "bindings/text.h"
 #include "sparkdl/communicator.h"
 
@@ -68,6 +69,7 @@ class CommunicatorObject {
   void Run(Request request, Timeout timeout_s) {
     const double seconds = Check(request, timeout_s);
     core_->Locate(request.operation);
+    const InterruptibleCall call(core_.get());
     Status status;
     {
       const nb::gil_scoped_release release;
@@ -79,6 +81,7 @@ class CommunicatorObject {
   Handle Submit(Request request, Timeout timeout_s) {
     const double seconds = Check(request, timeout_s);
     core_->Locate(request.operation);
+    InterruptibleCall::RaiseIfInside(core_.get());
     held_->LetGoOfDone();
     auto pending = core_->Submit(request.operation, seconds);
     held_->Hold(pending, std::move(request.arguments));
@@ -87,6 +90,7 @@ class CommunicatorObject {
 
   int Join(Timeout timeout_s) {
     const double seconds = Check({}, timeout_s);
+    const InterruptibleCall call(core_.get());
     int last = -1;
     Status status;
     {
@@ -111,6 +115,7 @@ class CommunicatorObject {
   void Abort(const std::string& reason) { core_->Abort(reason); }
 
   void Close() {
+    const InterruptibleCall call(core_.get());
     Status status;
     {
       const nb::gil_scoped_release release;

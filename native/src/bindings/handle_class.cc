@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "bindings/errors.h"
+#include "bindings/signals.h"
 #include "sparkdl/communicator.h"
 
 namespace sparkdl::bindings {
@@ -25,11 +26,6 @@ void WaitFor(const Handle& handle, std::optional<double> timeout_s) {
 }
 
 }  // namespace
-
-bool HasSignal() {
-  const nb::gil_scoped_acquire acquire;
-  return PyErr_CheckSignals() != 0;
-}
 
 void DefineHandle(nb::module_& module) {
   using nb::literals::operator""_a;

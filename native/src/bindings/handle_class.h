@@ -48,10 +48,6 @@ struct Handle {
 
 void DefineHandle(nb::module_& module);
 
-// Returns true if a signal handler raised; its exception stays set in the calling thread. Acquires
-// the GIL.
-bool HasSignal();
-
 }  // namespace sparkdl::bindings
 
 #endif  // SPARKDL_BINDINGS_HANDLE_CLASS_H_

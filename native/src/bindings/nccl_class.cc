@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "bindings/errors.h"
-#include "bindings/handle_class.h"
+#include "bindings/signals.h"
 #include "bindings/text.h"
 #include "sparkdl/nccl/communicator.h"
 
@@ -82,6 +82,7 @@ class NcclCommunicatorObject {
       : core_(std::move(core)) {}
 
   bool WaitReady(double timeout_s) {
+    const InterruptibleCall call(core_.get());
     return ValueOrRaise(WithoutGil([&] { return core_->WaitReady(timeout_s, &HasSignal); }));
   }
 
@@ -90,6 +91,7 @@ class NcclCommunicatorObject {
                                                 double timeout_s) {
     NcclOptions options{
         .rank = rank, .world_size = world_size, .name = name, .timeout_s = timeout_s};
+    const InterruptibleCall call(core_.get());
     auto core = ValueOrRaise(WithoutGil(
         [&] { return core_->BeginSplit(color.value_or(kNcclNoColor), key, options, &HasSignal); }));
     if (core == nullptr) return nullptr;
@@ -98,6 +100,7 @@ class NcclCommunicatorObject {
 
   uint64_t Run(const std::vector<NcclOperation>& operations, uintptr_t stream, double timeout_s,
                std::optional<uintptr_t> after) {
+    const InterruptibleCall call(core_.get());
     std::optional<CudaStream> follows;
     if (after.has_value()) follows = StreamOf(*after);
     return ValueOrRaise(WithoutGil(
@@ -109,6 +112,7 @@ class NcclCommunicatorObject {
   }
 
   void Wait(uint64_t number, double timeout_s) {
+    const InterruptibleCall call(core_.get());
     RaiseIfError(WithoutGil([&] { return core_->Wait(number, timeout_s, &HasSignal); }));
   }
 
@@ -118,6 +122,7 @@ class NcclCommunicatorObject {
   void Abort(const std::string& reason) { core_->Abort(Status(StatusCode::kAborted, reason)); }
 
   void Close() {
+    const InterruptibleCall call(core_.get());
     RaiseIfError(WithoutGil([&] { return core_->Close(&HasSignal); }));
   }
 

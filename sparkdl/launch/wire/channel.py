@@ -134,7 +134,7 @@ class DriverLink:
         return True
 
     def _listen(self, connection: MessageConnection) -> None:
-        while (message := connection.receive()) is not None:
+        while (message := connection.receive_while_heard()) is not None:
             header, _ = message
             if header["kind"] == "stop":
                 self._stop(StopReason(header["reason"], is_hang=header["is_hang"]))

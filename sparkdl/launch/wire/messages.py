@@ -18,6 +18,7 @@ import io
 import json
 import pickle
 import re
+import select
 import socket
 import struct
 import threading
@@ -30,6 +31,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.errors import SerializationError, StandInError
+from sparkdl.rendezvous.dialing import is_unheard
 from sparkdl.rendezvous.frames import receive_frame, send_frame
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -40,6 +42,9 @@ CHUNK_BYTES = 4 << 20
 
 HEARTBEAT_S = 0.5
 """Seconds between two heartbeats of a rank to its task."""
+
+_LOOK_S = 5.0
+"""Seconds between two checks whether the peer's machine still acknowledges."""
 
 _HEADER_LENGTH = struct.Struct("!I")
 
@@ -75,6 +80,22 @@ class MessageConnection:
         (length,) = _HEADER_LENGTH.unpack_from(view)
         start = _HEADER_LENGTH.size + length
         return json.loads(bytes(view[_HEADER_LENGTH.size : start])), view[start:]
+
+    def receive_while_heard(self) -> tuple[dict[str, Any], memoryview] | None:
+        """As :meth:`receive`; also closes and returns None once the machine to which this end sends is gone.
+
+        Threads that send may be blocked meanwhile, by a peer that reads slowly or by a machine that no longer exists.
+        """
+        poller = select.poll()
+        try:
+            poller.register(self._socket, select.POLLIN)
+            while not poller.poll(1000 * _LOOK_S):
+                if is_unheard(self._socket):
+                    self.close()
+                    return None
+        except (OSError, ValueError):  # it is closed
+            return None
+        return self.receive()
 
     def close(self) -> None:
         """Close the socket in both directions, which wakes threads that wait in ``receive`` and ``send``."""

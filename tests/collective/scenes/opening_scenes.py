@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective import Address, new_secret, open_communicator
-from tests.collective.logged import logged_warnings
 from tests.collective.scenes.failure_scenes import Outcome, error_of
+from tests.collective.scenes.logged import logged_warnings
 from tests.processes import listens_on
 
 if TYPE_CHECKING:

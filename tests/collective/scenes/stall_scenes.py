@@ -10,8 +10,8 @@ import numpy as np
 
 from sparkdl.collective import StallCheck
 from tests.collective.eventually import eventually
-from tests.collective.logged import logged_warnings
 from tests.collective.scenes.failure_scenes import Outcome, error_of
+from tests.collective.scenes.logged import logged_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

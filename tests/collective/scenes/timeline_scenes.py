@@ -15,8 +15,8 @@ from sparkdl.collective.telemetry.clock_offset import measure_offset
 from sparkdl.errors import CommunicatorError
 from tests.collective.eventually import eventually
 from tests.collective.late_join import joined_last
-from tests.collective.logged import logged_warnings
 from tests.collective.scenes.failure_scenes import Outcome, error_of
+from tests.collective.scenes.logged import logged_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,6 +17,7 @@ from sparkdl.collective import (
 )
 from sparkdl.errors import AuthenticationError
 from sparkdl.rendezvous.addresses import listen
+from sparkdl.rendezvous.dialing import give_up_undelivered, is_unheard, make_prompt
 
 SECRET = new_secret()
 NOBODY = "127.0.0.2"
@@ -133,3 +134,29 @@ def test_silent_listener_is_an_authentication_error_after_the_time() -> None:
         address = Address(hosts=("127.0.0.1",), port=silent.getsockname()[1])
         with pytest.raises(AuthenticationError, match="did not prove itself"):
             connect_authenticated(address, SECRET, timeout_s=0.1)
+
+
+def test_a_machine_whose_process_does_not_read_is_heard() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as near,
+    ):
+        far, _ = listener.accept()
+        with far:
+            make_prompt(near)
+            near.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                while True:
+                    near.send(bytes(1 << 20))
+            time.sleep(0.5)  # the window is full, and nothing is acknowledged but probes
+            assert not is_unheard(near, 0.1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        is_unheard(near)
+
+
+def test_unix_sockets_have_no_machine_that_may_vanish() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        make_prompt(near)
+        give_up_undelivered(near)
+        assert not is_unheard(near, 0.0)

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from sparkdl.collective import Communicator
+from sparkdl.collective.operation_queue import refuse_signal_handler
 from sparkdl.horovod.torch.engine.agreement import Agreement, Outstanding
 from sparkdl.horovod.torch.engine.request import Description, Request
 from sparkdl.horovod.torch.names import HorovodInternalError
@@ -52,8 +53,9 @@ class Engine:
         self._before_close = before_close
         self.marks_cycles = False
         self._num_waiting = 0
-        self._is_driven = False
-        lock = threading.Lock()
+        self._driver: int | None = None
+        """Identifier of the thread that runs requests."""
+        lock = threading.RLock()  # reentrant: a signal handler may run at any line
         self._submitted = threading.Condition(lock)
         """Notifies the engine's thread that there may be a request to run."""
         self._completed = threading.Condition(lock)
@@ -74,11 +76,13 @@ class Engine:
         Raises:
             ValueError: if a request of this name is outstanding.
             HorovodInternalError: if the engine has failed or is closed.
+            CommunicatorError: if this is a signal handler in the middle of an operation.
         """
+        refuse_signal_handler(self._driver, self.communicator.name)
         self.outstanding.add(request)
         if not will_wait:
             with self._submitted:
-                if not self._is_driven:
+                if self._driver is None:
                     self._submitted.notify()
 
     def wait(self, request: Request[Any]) -> None:
@@ -86,7 +90,9 @@ class Engine:
 
         Raises:
             HorovodInternalError: if the request failed.
+            CommunicatorError: if this is a signal handler in the middle of an operation.
         """
+        refuse_signal_handler(self._driver, self.communicator.name)
         request.blocks_caller = True
         while self._take_turn(request):
             try:
@@ -97,7 +103,12 @@ class Engine:
             raise HorovodInternalError(str(request.error)) from (request.error.__cause__ or request.error)
 
     def close(self) -> None:
-        """Fail the outstanding requests, here and on the other ranks, and close the communicator."""
+        """Fail the outstanding requests, here and on the other ranks, and close the communicator.
+
+        Raises:
+            CommunicatorError: if this is a signal handler in the middle of an operation.
+        """
+        refuse_signal_handler(self._driver, self.communicator.name)
         shut_down = HorovodInternalError(_SHUT_DOWN)
         self.outstanding.refuse_more(shut_down)
         names = [request.description.name for request in self.outstanding.requests()]
@@ -105,14 +116,14 @@ class Engine:
             self._closing.set()
             self._submitted.notify()
             # A request that all ranks have made is about to end by itself.
-            is_free = self._completed.wait_for(lambda: not self._is_driven, _GRACE_S)
+            is_free = self._completed.wait_for(lambda: self._driver is None, _GRACE_S)
         if not is_free:
             self.communicator.abort(
                 f"rank {self.communicator.rank} shut Horovod down while it had {', '.join(names)}"
             )
         with self._completed:
-            self._completed.wait_for(lambda: not self._is_driven)
-            self._is_driven = True
+            self._completed.wait_for(lambda: self._driver is None)
+            self._driver = threading.get_ident()
         self.outstanding.fail(shut_down)
         with ExitStack() as stack:  # each is done, whatever the others raise
             stack.callback(self._thread.join)
@@ -128,17 +139,17 @@ class Engine:
             with self._submitted:
                 if self._closing.is_set() or self._num_waiting or not self._can_begin():
                     continue
-                self._is_driven = True
+                self._driver = threading.get_ident()
             self._drive(lambda: self._num_waiting > 0)
             self._leave()
 
     def _can_begin(self) -> bool:
-        return self._closing.is_set() or (len(self.outstanding) > 0 and not self._is_driven)
+        return self._closing.is_set() or (len(self.outstanding) > 0 and self._driver is None)
 
     def _take_turn(self, request: Request[Any]) -> bool:
         """Wait until this thread may drive the engine; False if ``request`` is done first."""
         with self._completed:
-            while not request.done and self._is_driven:
+            while not request.done and self._driver is not None:
                 request.is_awaited = True
                 self._num_waiting += 1
                 try:
@@ -147,13 +158,13 @@ class Engine:
                     self._num_waiting -= 1
             if request.done:
                 return False
-            self._is_driven = True
+            self._driver = threading.get_ident()
             return True
 
     def _leave(self) -> None:
         """Leave the remaining requests to a thread that waits for one of them, or to the engine's thread."""
         with self._submitted:
-            self._is_driven = False
+            self._driver = None
             self._completed.notify_all()
             if len(self.outstanding) > 0:
                 self._submitted.notify()

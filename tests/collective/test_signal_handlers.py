@@ -1,0 +1,95 @@
+"""A signal handler that calls the communicator whose operation it interrupts is refused, and never waits for itself."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sparkdl.errors import CommunicatorError
+from tests.run_ranks import RankEnvironment, run_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sparkdl.collective import Communicator
+
+CALLS: dict[str, Callable[[Communicator], Any]] = {
+    "operation": lambda communicator: communicator.barrier(),
+    "queued operation": lambda communicator: communicator.allreduce_async(np.ones(1)).wait(),
+    "close": lambda communicator: communicator.close(),
+}
+REFUSAL = "a signal handler called"
+
+
+def interrupt(environment: RankEnvironment, call: str) -> tuple[str, str]:
+    """Rank 0 makes the call in a handler while it waits for rank 1, which comes only when rank 0 has failed."""
+    communicator = environment.open(timeout_s=60.0)
+    if environment.rank == 1:
+        while communicator.failure is None:
+            time.sleep(0.01)
+        communicator.close()
+        return "", communicator.failure
+    in_handler = []
+
+    def handle(*_: object) -> None:
+        try:
+            CALLS[call](communicator)
+        except CommunicatorError as error:
+            in_handler.append(str(error))
+            raise
+
+    signal.signal(signal.SIGUSR1, handle)
+    sending = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1])
+    sending.start()
+    with pytest.raises(CommunicatorError, match=REFUSAL):
+        communicator.barrier()
+    sending.join()
+    failure = communicator.failure
+    communicator.close()
+    return in_handler[0], str(failure)
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_in_a_handler_are_refused_and_end_the_operation_of_all_ranks(call: str, transport: str) -> None:
+    (in_handler, failure), (_, of_other) = run_ranks(2, interrupt, call, transport=transport, timeout_s=120.0)
+    assert REFUSAL in in_handler
+    assert failure
+    assert of_other
+
+
+def interrupt_and_go_on(environment: RankEnvironment) -> list[float]:
+    """Each rank catches the error in its handler, and notes that it was asked to stop."""
+    asked = threading.Event()
+    with environment.open(timeout_s=60.0) as communicator:
+
+        def handle(*_: object) -> None:
+            with pytest.raises(CommunicatorError, match=REFUSAL):
+                communicator.barrier()
+            asked.set()
+
+        signal.signal(signal.SIGUSR1, handle)
+        ones = np.ones(2)
+        if environment.rank == 0:
+            main = threading.main_thread().ident
+            threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGUSR1]).start()
+        else:
+            environment.rendezvous.get("asked", 60.0)
+        if environment.rank == 0:
+            waiting = threading.Thread(
+                target=lambda: asked.wait() and environment.rendezvous.set("asked", b"")
+            )
+            waiting.start()
+        communicator.allreduce(ones)
+        communicator.barrier()
+        return ones.tolist()
+
+
+@pytest.mark.parametrize("transport", ["shm", "mpi"])
+def test_an_operation_goes_on_after_a_handler_that_takes_the_refusal(transport: str) -> None:
+    assert run_ranks(2, interrupt_and_go_on, transport=transport, timeout_s=120.0) == [[2.0, 2.0]] * 2

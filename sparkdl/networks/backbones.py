@@ -7,9 +7,12 @@ A backbone has a new last layer. Weights can be loaded from a file. Names have t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from argparse import Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from traceback import walk_tb
 from typing import Any
 
@@ -20,14 +23,18 @@ from torch import Tensor, nn
 from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.foreign_errors import errors_as
 
-_WRAPPED = ("state_dict", "model")
+_WRAPPED = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts often save the weights beside other values."""
+
+_PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
+"""What ``DataParallel``, ``torch.compile`` and modules that hold the network put before the names of its weights."""
 
 
 def read_backbone_weights(path: str) -> dict[str, Tensor]:
     """Return the tensors of a local file by name: of a safetensors file, or a ``state_dict`` written by ``torch.save``.
 
-    Only tensors are unpickled (``weights_only=True``).
+    The weights may lie beside other values, as checkpoints of timm's and Lightning's training have them. Only tensors,
+    plain values and the arguments of a script are unpickled (``weights_only=True``).
 
     Raises:
         ParamError: if there is no such file, or it holds something else.
@@ -36,11 +43,22 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
         raise ParamError(f"The file of weights is {path!r}, and there is no such file on the driver.")
     advice = "It takes a file of safetensors, or one that torch.save(model.state_dict(), path) wrote."
     with errors_as(ParamError, f"The file of weights is {path!r}, which cannot be read", advice):
-        scope: Any = (
-            load_file(path)
-            if path.endswith(".safetensors")
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        try:
+            with torch.serialization.safe_globals([Namespace]):
+                scope: Any = (
+                    load_file(path)
+                    if path.endswith(".safetensors")
+                    else torch.load(path, map_location="cpu", weights_only=True)
+                )
+        except UnpicklingError as error:
+            if (refused := re.search(r"Unsupported global: GLOBAL (\S+)", str(error))) is None:
+                raise
+            raise ParamError(
+                f"The file of weights is {path!r}, which holds a {refused[1]}: it is not unpickled, as that could run "
+                "code. Load the file yourself if you trust it, and save the weights alone: torch.save("
+                "model.state_dict(), path). To predict, TorchModel.from_module(model, imageTransform=...) takes the "
+                "network itself."
+            ) from error
     for name in _WRAPPED:
         if isinstance(scope, Mapping) and isinstance(scope.get(name), Mapping):
             scope = scope[name]
@@ -49,7 +67,15 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
             f"The file of weights is {path!r}, which does not hold tensors by name. Write it with "
             "torch.save(model.state_dict(), path)."
         )
-    return {str(name).removeprefix("module."): tensor for name, tensor in scope.items()}
+    weights = {str(name): tensor for name, tensor in scope.items()}
+    while prefix := _prefix_of_all(weights):
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def _prefix_of_all(names: Collection[str]) -> str:
+    prefixes = (prefix for prefix in _PREFIXES if names and all(name.startswith(prefix) for name in names))
+    return next(prefixes, "")
 
 
 def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:

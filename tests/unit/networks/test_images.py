@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,13 @@ from safetensors.torch import save_file
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.networks.adapters import with_adapters
-from sparkdl.networks.backbones import check_backbone, last_layers, make_backbone, pretrained_scales
+from sparkdl.networks.backbones import (
+    check_backbone,
+    last_layers,
+    load_trained_network,
+    make_backbone,
+    pretrained_scales,
+)
 from sparkdl.networks.images import (
     ImageAugmentation,
     ImageInputs,
@@ -281,8 +288,35 @@ def test_weights_of_a_file_are_loaded_except_a_layer_for_other_classes(
         assert torch.equal(loaded[key], tensor) is is_loaded, key
 
 
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "model._orig_mod.", "net."])
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict"])
+def test_weights_of_a_checkpoint_are_found_under_the_names_of_other_trainers(
+    libraries, tmp_path, key, prefix
+):
+    weights = make_backbone(TORCHVISION, num_outputs=5, weights="none").state_dict()
+    values = {f"{prefix}{name}": tensor for name, tensor in weights.items()}
+    torch.save({"epoch": 3, "optimizer": {"state": {}}, key: values}, tmp_path / "checkpoint.pt")
+    loaded = make_backbone(TORCHVISION, num_outputs=5, weights=str(tmp_path / "checkpoint.pt")).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
+
+
+def test_a_checkpoint_of_timms_training_is_loaded(libraries, tmp_path):
+    from timm.utils import CheckpointSaver
+
+    trained = make_backbone(TIMM, num_outputs=5, weights="none")
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    arguments = Namespace(model="test_resnet", mean=None, lr=0.1, amp_dtype="float16")
+    CheckpointSaver(trained, optimizer, arguments, checkpoint_dir=str(tmp_path)).save_checkpoint(
+        1, metric=0.5
+    )
+    loaded = load_trained_network(TIMM, str(tmp_path / "model_best.pth.tar")).module.state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in trained.state_dict().items())
+
+
 @pytest.fixture
 def faulty_weights(tmp_path):
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "network.pt")
+    torch.save({}, tmp_path / "empty.pt")
     torch.save({"other.weight": torch.ones(2)}, tmp_path / "other.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     (tmp_path / "text.pt").write_text("no weights")
@@ -294,6 +328,8 @@ def faulty_weights(tmp_path):
     [
         ("nowhere.pt", "there is no such file"),
         ("text.pt", "cannot be read"),
+        ("network.pt", r"holds a torch.nn.modules.linear.Linear: it is not unpickled, .*from_module\(model"),
+        ("empty.pt", "missing or of another shape"),
         ("list.pt", "does not hold tensors by name"),
         ("other.pt", r"missing or of another shape: layers.0.weight.* and more; left over: other"),
     ],

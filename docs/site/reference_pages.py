@@ -85,13 +85,14 @@ def groups_of(owner: type) -> dict[str, list[Entry[Any]]]:
     """Return the Params of a class by group.
 
     Raises:
-        KeyError: if the class that defines a Param is in no group.
+        ValueError: if no class that defines a Param is in a group.
     """
     group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
     groups: dict[str, list[Entry[Any]]] = {group: [] for group in GROUPS}
     for entry in entries_of(owner):
-        (defining, *_) = [base for base in owner.__mro__ if isinstance(vars(base).get(entry.name), Entry)]
-        groups[group_of[defining.__name__]].append(entry)
+        defining = [base.__name__ for base in owner.__mro__ if isinstance(vars(base).get(entry.name), Entry)]
+        (group, *_) = [group_of[name] for name in defining if name in group_of]
+        groups[group].append(entry)
     return groups
 
 
@@ -116,7 +117,7 @@ def _estimator_page(name: str) -> str:
 
 
 def _row(entry: Entry[Any], default: Any) -> str:
-    meaning = plain_roles(f"{entry.doc}. {entry.more}".strip()).replace("|", "\\|")
+    meaning = plain_roles(entry.explanation(None)).replace("|", "\\|")
     return f"| `{entry.name}` | {'' if default is None else f'`{json.dumps(default)}`'} | {meaning} |"
 
 

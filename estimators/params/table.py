@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.errors import ParamError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 V = TypeVar("V")
 P = TypeVar("P", bound=Params)
@@ -83,6 +87,12 @@ class Entry(Param[V]):
     def holds_object(self) -> bool:
         """Whether the Param holds a Python object, such as a module or a function, without conversion."""
         return self.typeConverter is TypeConverters.identity
+
+    def reworded(self, doc: str, *, more: str = "") -> Self:
+        """Return a copy with another text, for a class in which the Param takes other values or means more or less."""
+        made = copy(self)
+        made.doc, made.more = doc, more
+        return made
 
     def accessor(self, verb: str) -> str:
         """Return the name of the getter or the setter."""
@@ -263,7 +273,7 @@ def _check_choice(param: Param[Any], value: Any, *, choices: tuple[int, ...]) ->
         raise ParamError(f"Param {param.name} must be {wanted}, got {value}: {param.doc}.")
 
 
-def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
+def with_arguments(shared: Any) -> Callable[[T], T]:
     """Return a decorator for a class with Params whose constructor takes arguments of its own and of a TypedDict.
 
     The class gets an ``Args:`` section that is made from the table, and its constructor a signature that names every
@@ -271,7 +281,6 @@ def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
 
     Args:
         shared: TypedDict of the constructor's ``**params``.
-        differing: texts about Params of this class, by name, in place of the texts of the table.
     """
 
     def decorate(made: T) -> T:
@@ -288,9 +297,7 @@ def with_arguments(shared: Any, **differing: str) -> Callable[[T], T]:
         ]
         constructor.__signature__ = signature.replace(parameters=[*arguments, *added])
         names = [argument.name for argument in (*arguments, *added) if argument.name != "self"]
-        made.__doc__ = (
-            f"{inspect.getdoc(made)}\n\n{_ABOUT_PARAMS}\n\nArgs:\n{_arguments(made, names, differing)}\n"
-        )
+        made.__doc__ = f"{inspect.getdoc(made)}\n\n{_ABOUT_PARAMS}\n\nArgs:\n{_arguments(made, names)}\n"
         return made
 
     return decorate
@@ -301,12 +308,12 @@ The arguments are Params of Spark ML, each with a getter and a setter, such as `
 ``explainParam("cache")`` says more about one."""
 
 
-def _arguments(made: type, names: list[str], differing: Mapping[str, str]) -> str:
+def _arguments(made: type, names: list[str]) -> str:
     defaults = default_values(made)
     lines = []
     for name in names:
         is_brief = any("_is_brief" in vars(base) for base in made.__mro__ if name in vars(base))
-        text = differing.get(name) or getattr(made, name).explanation(defaults.get(name), is_brief=is_brief)
+        text = getattr(made, name).explanation(defaults.get(name), is_brief=is_brief)
         filled = textwrap.fill(f"{name}: {text}", _WIDTH - 8, subsequent_indent="    ")
         lines.append(textwrap.indent(filled, "    "))
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from sparkdl.data import ParquetFeed
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import OneOf, to_integers
 from sparkdl.estimators.params.estimator import ClassArguments
+from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import (
@@ -324,7 +325,7 @@ def _by(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-@with_arguments(ClassArguments, featuresCol='column of images; default ``"features"``.')
+@with_arguments(ClassArguments)
 class ImageClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasImages,
@@ -349,6 +350,7 @@ class ImageClassifier(
     :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
     """
 
+    featuresCol = HasFeatureColumns.featuresCol.reworded("column of images")
     _model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
 

@@ -31,6 +31,7 @@ from sparkdl.estimators.fit.fit import TrialRun, check_maps, check_rows_to_fit, 
 from sparkdl.estimators.fit.inputs import check_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
+from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import check_entries, check_of, with_arguments
 from sparkdl.estimators.params.training import HasFunctions, HasTraining
 from sparkdl.estimators.persistence import SavedInFolder, carry
@@ -332,12 +333,7 @@ def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInput
     return PromptInputs(column=column, tokenizer=model.tokenizer, max_length=max_length, from_end=from_end)
 
 
-@with_arguments(
-    SharedArguments,
-    featuresCol='column of strings, or of arrays of integers that are the tokens of texts; default ``"features"``.',
-    learningRate=RATE_WITH_PRETRAINED,
-    seed="seed of the initial weights, the order of rows, and the draws of continuations; default 0.",
-)
+@with_arguments(SharedArguments)
 class LanguageModel(
     FittingEstimator[LanguageModelModel],
     HasGeneration,
@@ -364,6 +360,14 @@ class LanguageModel(
     the number of packed rows.
     """
 
+    featuresCol = HasFeatureColumns.featuresCol.reworded(
+        "column of strings, or of arrays of integers that are the tokens of texts"
+    )
+    learningRate = RATE_WITH_PRETRAINED
+    seed = HasTraining.seed.reworded(
+        "seed of the initial weights, the order of rows, and the draws of continuations",
+        more="With the same seed, a fit on CPU repeats to the bit.",
+    )
     _model_class = LanguageModelModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
 

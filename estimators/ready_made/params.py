@@ -80,8 +80,8 @@ PRETRAINED_LEARNING_RATE = 5e-5
 With the learning rate of new weights, a pretrained model loses what it has learned.
 """
 
-RATE_WITH_PRETRAINED = (
-    "learning rate of the AdamW optimizer (> 0); default 0.001, or 0.00005 with a pretrained model."
+RATE_WITH_PRETRAINED = HasAdamW.learningRate.reworded(
+    HasAdamW.learningRate.doc, more=f"With a pretrained model, the default is {PRETRAINED_LEARNING_RATE:.5f}."
 )
 
 
@@ -143,6 +143,16 @@ class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
         default="label",
         more="The labels are whole numbers from 0, as in Spark ML, or strings, booleans or other integers. The "
         "predictions have the values of the labels.",
+    )
+    labels = HasLabels.labels.reworded(
+        "list of the class labels in the order of the model's outputs; default: the labels found in the rows, in "
+        "ascending order",
+        more="With this Param, the rows may lack a class, as in a fold of ``CrossValidator``, and need not be read to "
+        "find the classes.",
+    )
+    probabilityCol = HasScoredColumns.probabilityCol.reworded(
+        HasScoredColumns.probabilityCol.doc,
+        more="The classes are in ascending order, or in the order of ``labels``.",
     )
 
     def _count_classes(self, dataset: ParquetDataset) -> int:

@@ -23,6 +23,7 @@ from sparkdl.data.spark.columns import faults_error
 from sparkdl.errors import DataError, ParamError, listed
 from sparkdl.estimators.params.base import OneOf, to_integers, to_strings
 from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
+from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import Entry, at_least, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import (
     ReadyMadeEstimator,
@@ -30,7 +31,7 @@ from sparkdl.estimators.ready_made.estimator import (
     TorchClassificationModel,
     TorchRegressionModel,
 )
-from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, _ReadyMadeParams
 from sparkdl.estimators.torch_estimator import M
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
@@ -246,15 +247,12 @@ class HasTable(HasHandleInvalid):
     setHandleInvalid = handleInvalid.setter()
 
 
-_FEATURES = (
-    "column of numbers or vectors, or list of columns of numbers, vectors, strings, dates and timestamps; default "
-    '``"features"``.'
-)
-
-
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """Base of both estimators for tables."""
 
+    featuresCol = HasFeatureColumns.featuresCol.reworded(
+        "column of numbers or vectors, or list of columns of numbers, vectors, strings, dates and timestamps"
+    )
     _vector_dtype = "float64"  # vectors are standardized before they are rounded to the layers' float32
 
     def _nulls(self) -> dict[str, Any]:
@@ -302,7 +300,7 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
         return Recipe(network, inputs, loss, num_classes=None if is_regression else num_outputs)
 
 
-@with_arguments(ClassArguments, featuresCol=_FEATURES)
+@with_arguments(ClassArguments)
 class TorchClassifier(
     _TableEstimator[TorchClassificationModel],
     _ReadyMadeClassifierParams,
@@ -351,7 +349,7 @@ class TorchClassifier(
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
 
 
-@with_arguments(SharedArguments, featuresCol=_FEATURES, labelCol='column of numbers; default ``"label"``.')
+@with_arguments(SharedArguments)
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
     """Predicts a number for each row of a table with a multilayer perceptron.
 
@@ -366,6 +364,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
     returns a :class:`TorchRegressionModel`.
     """
 
+    labelCol = _ReadyMadeParams.labelCol.reworded("column of numbers")
     _model_class = TorchRegressionModel
     _own_metrics = ("rmse", "r2")
 

@@ -21,6 +21,7 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.estimator import ClassArguments
+from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import (
@@ -208,11 +209,7 @@ def _count_parts(
             )
 
 
-@with_arguments(
-    ClassArguments,
-    featuresCol='column of strings; default ``"features"``.',
-    learningRate=RATE_WITH_PRETRAINED,
-)
+@with_arguments(ClassArguments)
 class TextClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasTexts,
@@ -235,6 +232,8 @@ class TextClassifier(
     It returns a :class:`TorchClassificationModel`.
     """
 
+    featuresCol = HasFeatureColumns.featuresCol.reworded("column of strings")
+    learningRate = RATE_WITH_PRETRAINED
     _model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}
 

@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from tests.unit.estimators.public_classes import ESTIMATORS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +53,24 @@ def test_site_builds_without_warnings_and_documents_params_commands_and_errors(s
     assert "sparkdl bench transform" in (site / "reference" / "command_line.html").read_text()
     assert "CheckpointsInUseError" in (site / "reference" / "errors.html").read_text()
     assert (site / "reference" / "job.schema.json").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_help_explain_param_and_the_reference_page_say_the_same_about_a_param(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("griffe", reason="mkdocstrings is not installed")
+    monkeypatch.syspath_prepend(ROOT / "docs" / "site")
+    pages = import_module("reference_pages")
+    estimator = ESTIMATORS[name]()
+    documented = " ".join((type(estimator).__doc__ or "").split())
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)", pages._estimator_page(name), flags=re.MULTILINE))
+    assert set(rows) == {param.name for param in estimator.params}
+    for param in estimator.params:
+        text = f"{param.doc}{f'. {param.more}' if param.more else ''}"
+        assert f" {param.name}: {param.doc}" in documented
+        assert estimator.explainParam(param).startswith(f"{param.name}: {text} (")
+        assert pages.plain_roles(text).replace("|", "\\|") in rows[param.name]
 
 
 def test_links_of_the_site_lead_to_its_files_and_references_are_not_left_as_text(site: Path) -> None:

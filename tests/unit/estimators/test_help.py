@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkdl.estimators import TorchClassifier, TorchEstimator, TorchModel, evaluation, importances
 from sparkdl.estimators.params.inputs import scored_columns_of
-from tests.unit.estimators.public_classes import MODELS, make_torch_estimator
+from tests.unit.estimators.public_classes import ESTIMATORS, MODELS, make_torch_estimator
 
 
 def test_help_of_a_classifier_begins_with_an_example_and_has_less_than_300_lines():
@@ -41,6 +41,19 @@ def test_completion_of_an_instance_has_setters_and_explain_param_has_all_of_the_
     assert text.endswith("(default: 2)")
     assert "A rank is lost with its process" in estimator.explainParam(estimator.maxRestarts)
     assert estimator.explainParams().count("\n") > 60
+
+
+def test_params_of_ready_made_estimators_say_what_these_take():
+    def explain(name, param):
+        return ESTIMATORS[name]().explainParam(param)
+
+    assert explain("TextClassifier", "featuresCol") == "featuresCol: column of strings (default: features)"
+    assert "(> 0). With a pretrained model, the default is 0.00005. (" in explain(
+        "LanguageModel", "learningRate"
+    )
+    for name in ("TorchClassifier", "ImageClassifier", "TextClassifier"):
+        assert "several" not in explain(name, "labels") + explain(name, "probabilityCol")
+    assert "several label columns" in explain("TorchEstimator", "labels")
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 from sparkdl.versions import package_versions
 
@@ -31,7 +32,7 @@ _PACKAGES = ("torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petasto
 def describe_machine() -> dict[str, object]:
     """Return the usable cores, memory, processor, GPU, and the versions of Python and of the compared packages."""
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "processor": _processor(),
         "gpu": _gpu(),

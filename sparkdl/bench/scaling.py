@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, percentile, plot_scaling, show
 from sparkdl.cli.local_session import start_session
 from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.cores import usable_cores
 from sparkdl.errors import CommunicatorError, ParamError
 from sparkdl.launch import check_cluster, run_on_ranks
 
@@ -220,11 +220,12 @@ def impossible_contenders(arguments: argparse.Namespace, contenders: Iterable[st
 
 
 def _say_what_limits(arguments: argparse.Namespace, counts: Sequence[int]) -> None:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
+    threads = "a thread" if arguments.threads == 1 else f"{arguments.threads} threads"
     if not arguments.master and counts[-1] * arguments.threads > cores:
         print(
-            f"This machine has {cores} cores. {counts[-1]} ranks of {arguments.threads} threads share them, so their "
-            "speed-up is limited by that and says little about a cluster."
+            f"This machine has {cores} cores. {counts[-1]} ranks share them, with {threads} each, so their speed-up is "
+            "limited by that and says little about a cluster."
         )
 
 
@@ -441,7 +442,7 @@ def make_rows(
     the number of ranks that have cores of their own; as all do the same arithmetic, it is a share of FLOP/s.
     """
     has_devices = arguments.master or arguments.device == "cuda"
-    possible = float("inf") if has_devices else len(os.sched_getaffinity(0)) / arguments.threads
+    possible = float("inf") if has_devices else usable_cores() / arguments.threads
     medians = {contender: statistics.median(measure.times) for contender, measure in measured.items()}
     (one,) = (contender for contender in measured if contender.name == "one rank")
     alone = {contender.ranks: medians[contender] for contender in measured if contender.way == "alone"}

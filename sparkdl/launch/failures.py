@@ -74,12 +74,12 @@ def raise_for_failures(
                 "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
                 f"{spark_words(spark_error)}"
             ) from spark_error
+    if isinstance(spark_error, SparkdlError) and (culprit is None or culprit.is_consequence):
+        raise spark_error  # a task that could not start its rank took the others with it
     if culprit is not None:
         were_lost = were_ranks_lost(failures, returned, job.num_ranks)
         error = link_error(failures, job.num_ranks) or rank_error(culprit, were_lost, _stuck(failures))
         raise error from culprit.exception or spark_error
-    if isinstance(spark_error, SparkdlError):
-        raise spark_error
     if spark_error is not None and job.spark is None:
         raise LaunchError(
             f"A task of the ranks ended with {type(spark_error).__name__}: {spark_error}"

@@ -131,6 +131,10 @@ of the peak on A100 forward and less backward (T. Dao, 2023), and about 350 TFLO
 "FlashAttention-3", 2024). The shares of the other GPUs, whose power limits bind earlier, are estimates."""
 
 
+WITHOUT_BFLOAT16 = ("v100", "t4")
+"""GPUs whose peak is that of float16."""
+
+
 def known_gpu(name: str, memory_bytes: float) -> Device | None:
     """Return the entry of a GPU by the name that torch gives it and its memory; None if there is none."""
     sheet = data_sheet_of(name)

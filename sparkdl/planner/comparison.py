@@ -6,7 +6,6 @@ Runs where it is called. Ranks are processes of this machine, or of hosts that a
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from sparkdl.bench.contenders.scaling_jobs import DECODERS, POSITIONS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.namespaces import limited_hosts
 from sparkdl.bench.rank_group import RankGroup
+from sparkdl.cores import usable_cores
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import Cluster, Link, make_cluster
 from sparkdl.planner.cost import step_time
@@ -141,7 +141,7 @@ def compare_steps(models: Sequence[str], megabits: float | None = None) -> Itera
         RankError: if a rank failed.
     """
     trained = HERE if megabits is None else ACROSS
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     groups: dict[tuple[int, int], list[Trained]] = {}
     for layout in trained:
         groups.setdefault((layout.hosts, layout.per_host), []).append(layout)

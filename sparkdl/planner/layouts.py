@@ -18,7 +18,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.parallel.parallelism import DIMENSIONS
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches
-from sparkdl.planner.cluster import GIB, USABLE, Cluster
+from sparkdl.planner.cluster import GIB, USABLE, WITHOUT_BFLOAT16, Cluster
 from sparkdl.planner.cost import StepTime, step_time
 from sparkdl.planner.memory import RankMemory, memory_of
 from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, TrainingRecipe
@@ -26,7 +26,7 @@ from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, TrainingRec
 if TYPE_CHECKING:
     from torch import nn
 
-_MOST_HOSTS = 4096
+MOST_HOSTS = 4096
 """Number of hosts up to which a cluster is sought for a model that does not fit."""
 
 _SCHEDULES = ("1f1b", "interleaved-1f1b")
@@ -494,15 +494,11 @@ def _why_none(task: _Question, cluster: Cluster, found: Plan) -> str:
         f"{size} fits on {cluster} in none of {found.num_unfit} layouts with batches of {batch} rows of "
         f"{shape.sequence} positions."
     )
-    most = cluster.hosts
-    while not _fits(task, cluster.with_hosts(most)):
-        most *= 2
-        if most > _MOST_HOSTS:
-            return f"{text} It would not on {_MOST_HOSTS} such hosts either: take devices with more memory."
-    step = max(1, most // 64)  # ranks wait for this answer
-    fewer = range(cluster.hosts, most, step)
-    hosts = next((number for number in fewer if _fits(task, cluster.with_hosts(number))), most)
-    about = "about " if step > 1 else ""
+    smallest = smallest_number(cluster.hosts, lambda hosts: _fits(task, cluster.with_hosts(hosts)))
+    if smallest is None:
+        return f"{text} It would not on {MOST_HOSTS} such hosts either: take devices with more memory."
+    hosts, is_exact = smallest
+    about = "" if is_exact else "about "
     best = _layouts(task, cluster.with_hosts(hosts)).best
     return (
         f"{text} The smallest cluster of such hosts on which it fits has {about}{hosts}, with {best.as_code()}. "
@@ -510,14 +506,46 @@ def _why_none(task: _Question, cluster: Cluster, found: Plan) -> str:
     )
 
 
+def smallest_number(least: int, fits: Callable[[int], bool]) -> tuple[int, bool] | None:
+    """Return the smallest number of hosts on which something fits, and whether no smaller one would do.
+
+    More than 128 hosts are tried in steps of a power of two, as ranks wait for the answer. Such numbers also divide
+    layers, heads and rows best.
+
+    Args:
+        least: number of hosts on which it does not fit.
+        fits: whether it fits on a number of hosts. It may fit on fewer than another number on which it does not.
+
+    Returns:
+        None if it does not fit on :data:`MOST_HOSTS` either.
+    """
+    most = least
+    while not fits(most):
+        if most >= MOST_HOSTS:
+            return None
+        most = min(2 * most, MOST_HOSTS)
+    step = 1 << max(0, most.bit_length() - 8)
+    fewer = range(step * (least // step + 1), most, step)
+    return next(filter(fits, fewer), most), step == 1
+
+
 def advice(cluster: Cluster) -> list[str]:
     """Return how ranks of a cluster had best communicate, by the number of hosts and the kind of their links."""
+    texts = []
+    if cluster.device.name in WITHOUT_BFLOAT16:
+        texts.append(
+            f"A {cluster.device.name} has no units for bfloat16, and the times above are those of float16: with "
+            'precision="bfloat16" steps take longer.'
+        )
     if cluster.hosts == 1:
         return [
-            f"Ranks of one host use {'shared memory' if cluster.device.is_cpu else 'NCCL'} by themselves."
+            *texts,
+            f"Ranks of one host use {'shared memory' if cluster.device.is_cpu else 'NCCL'} without any setting.",
         ]
     of_host = cluster.between.bytes_per_s * cluster.devices_per_host
-    texts = []
+    wire = 'wire="bfloat16"'
+    if not cluster.device.is_cpu:  # NCCL alone sends float32
+        wire = f'transport="hierarchical" with {wire}'
     if cluster.hosts < 16:
         texts.append(
             "Below 16 hosts, static process sets and the transport that sparkdl chooses by itself do best."
@@ -527,9 +555,15 @@ def advice(cluster: Cluster) -> list[str]:
             'From 16 hosts on, transport="mpi" joins hosts with fabrics that MPI knows, and dynamic process sets keep '
             "collectives among few hosts."
         )
+    else:
+        texts.append(
+            "From 16 hosts on, NCCL joins the hosts by its trees, and dynamic process sets keep collectives among few "
+            'hosts. Where MPI knows the fabric and NCCL does not, as between containers of several clouds, transport="'
+            'hierarchical-mpi" keeps NCCL inside of the hosts: measure both.'
+        )
     if of_host < 0.2e9 * 8:
         texts.append(
-            'On links this slow, wire="bfloat16" halves what gradients send, and local updates send them seldom '
+            f"On links this slow, {wire} halves what gradients send, and local updates send them seldom "
             "(docs/slow_links.md)."
         )
     if of_host / GIB < 1.0:

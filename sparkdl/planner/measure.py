@@ -7,13 +7,13 @@ rank measures the layers there, and links stay those of the table.
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
+from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 from sparkdl.monitor.memory import available_bytes
 from sparkdl.parallel import Parallelism
@@ -60,7 +60,7 @@ def measured_cluster(
     precision = precision or ("bfloat16" if has_gpu else "float32")
     if precision not in RECIPES:
         raise ParamError(f"--precision must be one of {', '.join(RECIPES)}, got {precision!r}.")
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if not has_gpu and devices_per_host > cores:
         raise ParamError(
             f"--measure runs {devices_per_host} ranks at once, and this machine has {cores} cores. Give "

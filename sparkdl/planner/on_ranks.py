@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 from sparkdl.monitor.memory import available_bytes
 from sparkdl.parallel import Parallelism
@@ -258,7 +258,7 @@ def _device(device: torch.device, recipe: TrainingRecipe, *, ranks_here: int) ->
         moved_rate=bandwidth,
         attention_rate=rate / 2,
         is_cpu=is_cpu,
-        shared_by=max(1.0, ranks_here / len(os.sched_getaffinity(0))) if is_cpu else 1.0,
+        shared_by=max(1.0, ranks_here / usable_cores()) if is_cpu else 1.0,
     )
 
 

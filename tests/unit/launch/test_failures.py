@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from sparkdl.errors import LinkLostError
-from sparkdl.launch.failures import find_culprit, link_error, rank_error, were_ranks_lost
+from sparkdl.errors import LaunchError, LinkLostError, SparkdlError
+from sparkdl.launch.failures import (
+    find_culprit,
+    link_error,
+    raise_for_failures,
+    rank_error,
+    were_ranks_lost,
+)
 from sparkdl.launch.wire.messages import pack_error
 from sparkdl.launch.wire.outcome import Failure
+from sparkdl.launch.wire.spec import HangLimits
 
 CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pickled=b"x")
 CONSEQUENCE = Failure(rank=0, host="b", error="RankLostError: rank 2", traceback="...", is_consequence=True)
@@ -28,6 +39,23 @@ def test_culprit_is_the_cause_on_one_rank_or_else_an_error_of_all_or_else_a_cons
     failures: list[Failure], culprit: Failure | None
 ) -> None:
     assert find_culprit(failures) is culprit
+
+
+@pytest.mark.parametrize(
+    ("failures", "reported"),
+    [
+        ([], "cannot be started"),
+        ([CONSEQUENCE], "cannot be started"),
+        ([CONSEQUENCE, replace(CAUSE, pickled=b"")], "LookupError: none"),
+    ],
+)
+def test_a_task_that_could_not_start_its_rank_is_reported_before_what_followed_from_it(
+    failures: list[Failure], reported: str
+) -> None:
+    stage: Any = SimpleNamespace(spark=None, num_ranks=3, was_cancelled_elsewhere=lambda _: False)
+    limits = HangLimits(hang_timeout_s=1.0, operation_timeout_s=1.0, silence_timeout_s=1.0)
+    with pytest.raises(SparkdlError, match=reported):
+        raise_for_failures(failures, LaunchError("the program cannot be started"), stage, limits)
 
 
 @pytest.mark.parametrize(

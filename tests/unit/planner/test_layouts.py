@@ -15,7 +15,7 @@ from sparkdl.parallel import Parallelism, on_meta
 from sparkdl.parallel.parallelize import check_parts
 from sparkdl.planner import MODELS, DecoderShape, Plan, count, make_cluster, plan
 from sparkdl.planner.cluster import GIB, USABLE
-from sparkdl.planner.layouts import advice
+from sparkdl.planner.layouts import MOST_HOSTS, advice, smallest_number
 from sparkdl.planner.measure import _known_gpu
 from sparkdl.planner.memory import memory_of
 from sparkdl.planner.published import compare
@@ -97,6 +97,22 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_smallest_cluster() -> Non
         plan("llama-70b", small.with_hosts(hosts // 2), batch=64)
 
 
+@pytest.mark.parametrize(
+    ("least", "smallest"), [(1, (276, False)), (48, (276, False)), (63, (276, False)), (275, (280, False))]
+)
+def test_the_smallest_cluster_does_not_depend_on_where_the_search_begins(
+    least: int, smallest: tuple[int, bool]
+) -> None:
+    assert smallest_number(least, lambda hosts: hosts >= 276 and hosts % 4 == 0) == smallest
+
+
+def test_the_search_for_a_smallest_cluster_ends() -> None:
+    assert smallest_number(1, lambda hosts: hosts >= 3) == (3, True)
+    assert smallest_number(3, lambda hosts: hosts >= 4000) == (4000, False)
+    assert smallest_number(3, lambda hosts: hosts == MOST_HOSTS) == (MOST_HOSTS, False)
+    assert smallest_number(3, lambda _: False) is None
+
+
 @pytest.mark.timeout(60)  # it takes about three seconds
 def test_a_model_of_thousands_of_layers_is_refused_soon() -> None:
     deep = DecoderShape(name="deep", vocabulary=32000, width=4096, layers=2000, heads=32, sequence=2048)
@@ -161,8 +177,21 @@ def test_memory_of_a_device_can_be_given() -> None:
 
 def test_mpi_is_advised_for_cpus_alone() -> None:
     many = make_cluster("h100", hosts=16)
-    assert "mpi" not in " ".join(advice(many))
-    assert "mpi" in " ".join(advice(replace(many, device=replace(many.device, is_cpu=True))))
+    assert 'transport="mpi"' not in " ".join(advice(many))
+    assert 'transport="hierarchical-mpi"' in " ".join(advice(many))
+    assert 'transport="mpi"' in " ".join(advice(replace(many, device=replace(many.device, is_cpu=True))))
+
+
+def test_gpus_without_bfloat16_are_told() -> None:
+    for name, is_told in (("t4", True), ("v100", True), ("a100", False)):
+        assert ("no units for bfloat16" in " ".join(advice(make_cluster(name)))) is is_told
+
+
+def test_rounded_wires_are_advised_with_a_transport_that_has_them() -> None:
+    slow = make_cluster("h100", hosts=4, between=10.0)
+    assert 'transport="hierarchical" with wire="bfloat16"' in " ".join(advice(slow))
+    of_cpus = " ".join(advice(replace(slow, device=replace(slow.device, is_cpu=True))))
+    assert "this slow, wire=" in of_cpus
 
 
 def test_a_gpu_is_known_by_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,9 @@ runpy.run_module("sparkdl.bench.contenders.rank", run_name="__main__")
 SOME = ("alone", "PowerSGD, rank 4", "DiLoCo, overlapped")
 
 
+@pytest.mark.slow  # tests/slow_links has what the contenders compute
 @pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "hosts can be made")
-@pytest.mark.parametrize(
-    "contenders", [SOME, pytest.param(tuple(link.contenders_for(3)), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("contenders", [SOME, tuple(link.contenders_for(3))])
 def test_run_measures_contenders_on_two_hosts_and_finds_the_ranks_alike(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

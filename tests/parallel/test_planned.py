@@ -91,6 +91,7 @@ def test_memory_of_every_layout_is_predicted() -> None:
             assert predicted.activations == pytest.approx(saved, rel=0.1), name
 
 
+@pytest.mark.slow  # tests/unit/planner has what becomes of the figures
 def test_measured_devices_and_links_have_all_figures() -> None:
     shape = DecoderShape(vocabulary=64, width=64, layers=2, heads=4, key_heads=2, sequence=32)
     device = measure_device(shape, RECIPES["float32"], ranks=2)

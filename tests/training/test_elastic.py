@@ -336,6 +336,7 @@ class SumsAtTheEnd(Callback):
         torch.distributed.all_reduce(torch.ones(1))
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_callbacks_lose_a_rank_counts_once(dataset, tmp_path):
     expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
     spec = slow_spec(tmp_path, callbacks=(SumsAtTheEnd(str(tmp_path / "killed")),))
@@ -346,6 +347,7 @@ def test_an_epoch_whose_callbacks_lose_a_rank_counts_once(dataset, tmp_path):
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_batches_of_ranks_keep_their_size_whoever_is_there(dataset, tmp_path):
     num_steps = set()
 

@@ -38,6 +38,7 @@ from sparkdl.training.probe import prediction_shape, try_outputs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from pyspark.sql import DataFrame
     from torch import Tensor
 
@@ -170,21 +171,32 @@ def export_to(path: str | os.PathLike[str], model: SavedModel, rows: DataFrame, 
         rows: example rows with the feature columns alone, in their order.
         format_: format of the file; None for the one that its name ends with.
     """
-    inputs, url = model.signature.inputs, absolute_url(path)
+    url = absolute_url(path)
     format_ = format_of(url, format_)
-    is_double = number_dtype(model.module) == torch.float64
-    is_ragged = inputs.prepare is not None or inputs.padding_value is not None
-    with _examples(
-        rows, rows.columns, vector_dtype="float64" if is_double else "float32", allow_ragged=is_ragged
-    ) as dataset:
-        read = first_rows(dataset, rows.columns)
-    values = dict(zip(inputs.names, read.values(), strict=True))
+    values = read_examples(model, rows)
     with tempfile.TemporaryDirectory(prefix="sparkdl-export-") as folder:
         export_model(model, values, Path(folder, url.rpartition("/")[2]), format_)
         with store_errors(f"{url} cannot be written"):
             location = open_location(url)
             for file in Path(folder).iterdir():  # ONNX has weights above 2 GiB in a file of their own
                 location.filesystem.put_file(str(file), f"{location.path.rpartition('/')[0]}/{file.name}")
+
+
+def read_examples(model: SavedModel, rows: DataFrame) -> dict[str, npt.NDArray[Any]]:
+    """Return the first rows without nulls, as arrays with an item per row, by the names of the model's columns.
+
+    Args:
+        model: the module and its signature.
+        rows: rows with the feature columns alone, in their order.
+    """
+    inputs = model.signature.inputs
+    is_double = number_dtype(model.module) == torch.float64
+    is_ragged = inputs.prepare is not None or inputs.padding_value is not None
+    with _examples(
+        rows, rows.columns, vector_dtype="float64" if is_double else "float32", allow_ragged=is_ragged
+    ) as dataset:
+        read = first_rows(dataset, rows.columns)
+    return dict(zip(inputs.names, read.values(), strict=True))
 
 
 def _on_images(transform: Callable[[Any], Any], features: Mapping[str, Any]) -> Any:

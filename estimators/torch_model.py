@@ -377,9 +377,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         from sparkdl.estimators.given_module import export_to  # with what fits need, which takes time
 
         check_frame(example, "TorchModel.export")
-        fields = self._feature_fields(example)
-        rows = example.select(*[F.col(quoted(field.name)).cast(field.dataType) for field in fields])
-        export_to(path, self.saved, rows, format)
+        export_to(path, self.saved, self._select_features(example), format)
 
     def featureImportances(
         self, dataset: DataFrame, *, num_rows: int = 10_000, num_repeats: int = 5, seed: int = 0
@@ -480,6 +478,11 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             for column in columns
         }
         return dataset.withColumn(scores, scored).withColumns(parts).drop(scores)
+
+    def _select_features(self, dataset: DataFrame) -> DataFrame:
+        """The feature columns alone, with the types that the model accepts."""
+        fields = self._feature_fields(dataset)
+        return dataset.select(*[F.col(quoted(field.name)).cast(field.dataType) for field in fields])
 
     def _feature_fields(self, dataset: DataFrame) -> list[StructField]:
         """The fields of the feature columns, with the types that the model accepts."""

@@ -31,7 +31,13 @@ from sparkdl.estimators.fit.checkpoints import (
     newest_position,
     with_checkpoints,
 )
-from sparkdl.estimators.fit.inputs import check_columns, check_picklable, named_columns, prepare_fit
+from sparkdl.estimators.fit.inputs import (
+    check_columns,
+    check_picklable,
+    first_rows,
+    named_columns,
+    prepare_fit,
+)
 from sparkdl.estimators.fit.progress import FitListener, FitProgress, open_progress
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.fit.tracking import (
@@ -107,8 +113,8 @@ def fit_on_rows(
         rows: training rows.
         make_model: function that makes the model from what was trained.
         nested: the place of its MLflow run among those of several Param maps; None for a fit of its own.
-        first_input: function that returns the input example for MLflow, columns of shape ``(1, *shape)``; None for the
-            first training row.
+        first_input: function that returns the input example for MLflow, columns of shape ``(1, *shape)``; None for one
+            of the first rows.
         trial: what the fit does if fastDevRun is set; None for a few updates.
 
     Raises:
@@ -196,7 +202,7 @@ def fit_on_rows(
                     model,
                     communication,
                     worlds=listener.worlds,
-                    example=first_input or partial(dict, inputs.example),
+                    example=first_input or partial(first_rows, parquet, inputs.signature.inputs.names),
                     folder=Path(folder),
                     checkpoints=params.getCheckpointDir(),
                 )

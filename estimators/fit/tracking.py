@@ -65,7 +65,8 @@ def save_for_mlflow(
     Args:
         model: the model.
         folder: existing local folder.
-        example: one row as input example, columns of shape ``(1, *shape)``; None for no example.
+        example: rows, columns of shape ``(rows, *shape)``, the first one without nulls as input example; None for no
+            example.
 
     Raises:
         SerializationError: if a part of the model cannot be pickled.
@@ -106,12 +107,14 @@ def _made(example: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> dict[str, Any] | None:
-    """Return a row with the model's columns; None if the row lacks them, as rows of packed texts do, or a value."""
+    """Return the first row without nulls; None if there is none, or rows lack columns, as those of packed texts do."""
     if example is None or any(column.name not in example for column in columns):
         return None
-    if any(column.takes_nulls and _is_missing(example[column.name][0]) for column in columns):
-        return None
-    return {column.name: _with_zone(example[column.name][0], column) for column in columns}
+    for index in range(len(example[columns[0].name])):
+        row = {column.name: example[column.name][index] for column in columns}
+        if not any(column.takes_nulls and _is_missing(row[column.name]) for column in columns):
+            return {column.name: _with_zone(row[column.name], column) for column in columns}
+    return None
 
 
 def _is_missing(value: Any) -> bool:
@@ -322,7 +325,8 @@ def log_outcome(
         model: model of the fit.
         communication: communication report of the ranks; None if the fit did not train.
         worlds: the worlds that the ranks of an elastic fit have formed; none for any other fit.
-        example: function that returns one row as input example, columns of shape ``(1, *shape)``.
+        example: function that returns rows, columns of shape ``(rows, *shape)``, the first one without nulls as input
+            example.
         folder: local folder that exists until the run is closed.
         checkpoints: URL of the checkpoints; None for no checkpointDir.
     """

@@ -164,7 +164,8 @@ def save_model(
         path: path or URL of a folder that does not exist; a local one may be empty.
         mlflow_model: description of the model that MLflow passes; None for a new one.
         signature: signature of the model; None for the one that is derived from the model.
-        input_example: input rows, as a pandas DataFrame; None for no example.
+        input_example: input rows, as a pandas DataFrame; None for the first row of ``example`` of a torch module, and
+            no example of a model.
         pip_requirements: packages that serving installs; None for torch and the other packages that the model needs, in
             the versions that are installed here. sparkdl need not be one of them, as the model contains its modules.
         extra_pip_requirements: further packages that serving installs, for example for your ``prepareFeatures``.
@@ -271,8 +272,12 @@ def _saved(model: Any, arguments: Mapping[str, Any], folder: str) -> LoggedModel
                 f"sparkdl.mlflow takes a TorchModel, got {type(model).__module__}.{type(model).__name__}. With a torch "
                 "module it takes the arguments of TorchModel.from_module, too: example=df, featuresCol=..., outputs=..."
             )
-        model = TorchModel.from_module(model, **arguments)
-    elif arguments:
+        from sparkdl.estimators.given_module import read_examples
+
+        made = TorchModel.from_module(model, **arguments)
+        rows = made._select_features(arguments["example"])
+        return save_for_mlflow(made, folder, read_examples(made.saved, rows))
+    if arguments:
         raise ParamTypeError(
             f"sparkdl.mlflow got {', '.join(arguments)}, which are for a torch module, and a TorchModel, which has "
             "its own."

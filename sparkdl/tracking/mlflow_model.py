@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,7 +106,9 @@ def save_flavor(
     # In a prediction the probabilities are only a list of numbers.
     classes = {name: list(values) for name, values in spec.classes.items()}
     example = example_of(spec) if options.input_example is None else options.input_example
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder, warnings.catch_warnings():
+        # MLflow's warning doubts the signature, which is the model's own and needs no example.
+        warnings.filterwarnings("ignore", ".*An input example was not provided")
         mlflow.pyfunc.save_model(
             path=os.fspath(path),
             loader_module=LOADER_MODULE,

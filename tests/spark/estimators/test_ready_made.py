@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import mlflow
 import numpy as np
 import pytest
 from pyspark.ml.classification import ClassificationModel, Classifier, OneVsRest, OneVsRestModel
@@ -23,7 +24,10 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.model.saved_model import load_model
 from sparkdl.model.served_model import PyfuncModel
+from tests.servers.fresh_mlflow import tracked
 from tests.spark.estimators.estimator_examples import store_is_empty
+
+__all__ = ["tracked"]
 
 pytestmark = pytest.mark.any_spark_will_do
 
@@ -195,7 +199,7 @@ def holes(people):
     ).cache()
 
 
-def test_missing_values_and_times_are_imputed_alike_in_transform_and_when_served(holes, tmp_path):
+def test_missing_values_and_times_are_imputed_alike_in_transform_and_when_served(holes, tracked, tmp_path):
     features = ["image", "age", "colour", "code", "time", "day"]
     estimator = TorchClassifier(
         featuresCol=features,
@@ -214,9 +218,15 @@ def test_missing_values_and_times_are_imputed_alike_in_transform_and_when_served
     given = holes.orderBy("id").withColumn("time", F.unix_micros("time")).select(*features).toPandas()
     np.testing.assert_allclose(np.stack(served.predict(given)["probability"]), probabilities, rtol=1e-6)
     numbers = TorchRegressor(
-        featuresCol=["age", "code"], handleInvalid="impute", epochs=1, **common(tmp_path)
+        featuresCol=["age", "code"],
+        handleInvalid="impute",
+        epochs=1,
+        **{**common(tmp_path), "tracking": "on"},
     )
-    prices = numbers.fit(holes).transform(holes)  # several columns of numbers go to Python as one
+    regression = numbers.fit(holes)
+    example = mlflow.models.get_model_info(regression.summary.model_uri).saved_input_example_info
+    assert example is not None  # though the first row has nulls
+    prices = regression.transform(holes)  # several columns of numbers go to Python as one
     assert prices.where("prediction IS NULL").count() == 0
     with pytest.raises(
         DataError, match=r"'age' is null in .*'colour' is null in .*dropna\(subset=\['age', 'colour'\]\)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,16 @@ def test_a_program_in_a_file_predicts_is_saved_and_is_what_export_writes(spark, 
 
 
 def test_a_module_is_logged_with_example_rows(spark, tracked: Path) -> None:
+    import mlflow
+
     module, rows = nn.Linear(2, 3), spark.createDataFrame([([1.0, 2.0],)], "features array<double>")
-    uri = sparkdl.mlflow.log_model(module, example=rows, outputs="class", labels=LABELS).model_uri
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        uri = sparkdl.mlflow.log_model(module, example=rows, outputs="class", labels=LABELS).model_uri
+    assert not any("input example" in str(warning.message) for warning in caught)
+    served = mlflow.pyfunc.load_model(uri)
+    (given,) = served.metadata.load_input_example(mlflow.artifacts.download_artifacts(uri))["features"]
+    assert list(given) == [1.0, 2.0]
     model = sparkdl.mlflow.load_model(uri)
     assert model.labels == LABELS
     with pytest.raises(ParamError, match="was not logged by mlflow.pytorch.*sparkdl.mlflow.load_model"):

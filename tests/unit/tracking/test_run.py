@@ -7,6 +7,7 @@ import logging
 import math
 import pickle
 import sys
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -406,6 +407,23 @@ def test_row_that_mlflow_cannot_load_again_is_not_logged_as_an_example(tracked, 
     info = mlflow.models.get_model_info(run.model_uri)
     assert info.signature is not None
     assert info.saved_input_example_info is None
+
+
+def test_first_row_without_nulls_is_the_example_and_mlflow_says_nothing_if_there_is_none(tracked, open_run):
+    nullable = Column(name="x", dtype="float64").with_nulls(None)
+    signature = replace(make_signature(), inputs=replace(make_inputs("x"), columns=(nullable,)))
+    examples = {}
+    for name, values in (("some", [np.nan, 2.5, 3.5]), ("none", [np.nan, np.nan])):
+        (tracked / name).mkdir()
+        with open_run("on") as run, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            log_model(run, tracked / name, signature, {"x": np.array(values)})
+        assert not any("input example" in str(warning.message) for warning in caught)
+        info = mlflow.models.get_model_info(run.model_uri)
+        saved_at = mlflow.artifacts.download_artifacts(run.model_uri)
+        if info.saved_input_example_info is not None:
+            examples[name] = mlflow.models.Model.load(saved_at).load_input_example(saved_at)
+    assert {name: frame["x"].tolist() for name, frame in examples.items()} == {"some": [2.5]}
 
 
 def test_example_is_nested_like_the_type_of_its_column(tracked, open_run):

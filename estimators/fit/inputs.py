@@ -583,30 +583,38 @@ def first_rows(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.N
     raise AssertionError("a dataset with rows has a first batch")
 
 
+_MOST_HINTS = 3
+
+
 def check_columns(
     params: Params, named: Iterable[tuple[Param[Any], Sequence[str]]], available: Sequence[str]
 ) -> None:
     """Check that a DataFrame has the columns that Params name.
 
     Raises:
-        DataError: if a column is missing, or several columns have its name; the message names Param and column, and the
-            columns of the DataFrame.
+        DataError: if columns are missing, or several have one name; the message names all of them with their Params, and
+            the columns of the DataFrame.
     """
     num_columns = Counter(available)
+    problems = {}
     for param, names in named:
+        if missing := [name for name in dict.fromkeys(names) if name not in num_columns]:
+            problems[f"missing {param.name}"] = _about_missing(params, param, missing, available)
         for name in names:
-            if name not in num_columns:
-                raise _missing(params, param, name, available)
             if num_columns[name] > 1:
-                raise ambiguous_column_error(name, num_columns[name])
+                problems[f"several {name}"] = str(ambiguous_column_error(name, num_columns[name]))
+    if problems:
+        raise DataError(" ".join([*problems.values(), f"The DataFrame's columns are: {listed(available)}."]))
 
 
-def _missing(params: Params, param: Param[Any], name: str, available: Sequence[str]) -> DataError:
+def _about_missing(params: Params, param: Param[Any], names: Sequence[str], available: Sequence[str]) -> str:
     verb = "is" if isinstance(params.getOrDefault(param), str) else "names"
     default = "" if params.isSet(param) else " (the default)"
-    sentences = (
-        f"Param {param.name} {verb} {name!r}{default}, and the DataFrame has no such column.",
-        did_you_mean(name, available, show=repr),
-        f"Its columns are: {listed(available)}.",
+    similar = [did_you_mean(name, available, show=repr) for name in names[:_MOST_HINTS]]
+    return " ".join(
+        [
+            f"Param {param.name} {verb} {listed(map(repr, names))}{default}, and the DataFrame has no such "
+            f"column{'s' * (len(names) > 1)}.",
+            *filter(None, similar),
+        ]
     )
-    return DataError(" ".join(filter(None, sentences)))

@@ -189,7 +189,7 @@ def _with_known_lines(traceback: str) -> str:
 
 
 _BEFORE_LINE = {False: ": ", True: "\n    "}
-# The text of sparkdl.launch.rank.tracebacks, where it lacks lines of source.
+# The text of sparkdl.tracebacks, where it lacks lines of source.
 _LINE_OF_USER = re.compile(r"\A(?P<file>[^\s\"][^\n\"]*), line (?P<line>\d+), in [^\n:]+(?P<between>)$", re.M)
 _FRAME = re.compile(
     r"^  File \"(?P<file>[^\"]+)\", line (?P<line>\d+), in [^\n]+(?=(?P<between>\n(?!    )))", re.M

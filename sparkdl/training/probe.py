@@ -58,6 +58,7 @@ from sparkdl.model.losses import (
     prediction_kind,
 )
 from sparkdl.model.predictor import decide
+from sparkdl.tracebacks import line_of_user
 from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
@@ -459,15 +460,17 @@ def _try_features(
     model: nn.Module, inputs: ModelInputs, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> tuple[ModelInputs, Any]:
     """Return the inputs with the first dtypes that the model accepts, and what the model returned."""
-    failures = []
+    failures: list[tuple[Exception, tuple[torch.dtype, ...]]] = []
     for dtypes in _dtype_choices(model, arrays):
         tried = inputs.with_dtypes(dict(zip(arrays, dtypes, strict=True)))
         try:
             return tried, tried.apply(model, arrays, _CPU)
         except Exception as error:
-            failures.append(error)
+            failures.append((error, dtypes))
     # The first failure that is not about dtypes, else the first one, of the columns' own dtypes.
-    failure = next((failure for failure in failures if not _ABOUT_DTYPES.search(str(failure))), failures[0])
+    failure, tried_dtypes = next(
+        (known for known in failures if not _ABOUT_DTYPES.search(str(known[0]))), failures[0]
+    )
     reason = f"{type(failure).__name__}: {failure}"
     if "Expected more than 1 value per channel" in reason:
         advice = layers_over_rows(model) or (
@@ -479,16 +482,19 @@ def _try_features(
         ) from failure
     if _WANTS_INTEGERS.search(reason):
         reason = f"{reason.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
-    if len(arrays) == 1:
-        ((name, array),) = arrays.items()
+    if line := line_of_user(failure):
+        reason = f"{reason.rstrip('.')}. It was raised at {line}"
+    given = {
+        name: _describe(array, str(dtype).removeprefix("torch."))
+        for (name, array), dtype in zip(arrays.items(), tried_dtypes, strict=True)
+    }
+    if len(given) == 1:
+        ((name, shape),) = given.items()
         subject = "The matrix of the features" if inputs.given_by == "matrix" else f"Column {name!r}"
         raise DataError(
-            f"{subject} does not fit the model {type(model).__name__}: a batch of shape {array.shape} and dtype "
-            f"{array.dtype} gave {reason}"
+            f"{subject} does not fit the model {type(model).__name__}: a batch {shape} gave {reason}"
         ) from failure
-    columns = listed(
-        [f"{name!r} of shape {array.shape} and dtype {array.dtype}" for name, array in arrays.items()]
-    )
+    columns = listed([f"{name!r} {shape}" for name, shape in given.items()])
     hint = (
         f'{"" if reason.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'
         if inputs.are_numbers and inputs.given_by == "position"
@@ -497,6 +503,12 @@ def _try_features(
     raise DataError(
         f"The model {type(model).__name__} cannot be called with {columns}: {reason}{hint}"
     ) from failure
+
+
+def _describe(array: npt.NDArray[Any], dtype: str) -> str:
+    """Describe an input of the model: its shape, its dtype, and the dtype that the model got if it is another one."""
+    passed = "" if dtype == str(array.dtype) else f", passed as {dtype},"
+    return f"of shape {array.shape} and dtype {array.dtype}{passed}"
 
 
 def _dtype_choices(

@@ -34,8 +34,8 @@ from sparkdl.errors import CommunicatorError
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
-from sparkdl.launch.rank.tracebacks import describe_exception
 from sparkdl.launch.wire.messages import CHUNK_BYTES, MessageConnection, error_text, pack_error
+from sparkdl.tracebacks import describe_exception
 
 CONNECT_TIMEOUT_S = 60.0
 MAX_ERROR_CHARS = 1 << 20

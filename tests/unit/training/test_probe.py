@@ -133,8 +133,22 @@ def test_error_for_integers_that_fit_in_no_dtype_names_the_differing_shapes(mode
     assert "shapes cannot be multiplied" in str(caught.value.__cause__)
 
 
+class BadlyShaped(nn.Module):
+    def forward(self, image):
+        return image.reshape(7, 3)
+
+
+def test_the_line_of_the_users_network_that_fails_is_named():
+    with pytest.raises(
+        DataError, match=r"It was raised at .*test_probe.py, line \d+, in forward: return image.reshape"
+    ):
+        probe_one(BadlyShaped(), nn.MSELoss(), [1.0, 2.0], 0.0)
+
+
 def test_doubles_for_an_embedding_get_advice_to_cast():
-    with pytest.raises(DataError, match="dtype float64 gave .* Long.* Cast whole numbers to bigint"):
+    with pytest.raises(
+        DataError, match="dtype float64, passed as float32, gave .* Long.* Cast whole numbers to bigint"
+    ):
         probe_one(BagOfWords(), nn.CrossEntropyLoss(), [1.0, 2.0], 0)
 
 

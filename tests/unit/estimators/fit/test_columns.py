@@ -61,6 +61,20 @@ def test_missing_column_is_named_with_its_param(name):
         check_columns(estimator, estimator._columns_of_fit(), ["dense", "label"])
 
 
+def test_all_missing_columns_are_named_together():
+    estimator = make_estimator(
+        featuresCol=["dense", "m1", "m2", *(f"c{i}" for i in range(500))], labelCol="lable"
+    )
+    with pytest.raises(DataError) as caught:
+        check_columns(estimator, estimator._columns_of_fit(), ["dense", "label", "twice", "twice"])
+    text = str(caught.value)
+    assert "featuresCol names 'm1', 'm2', 'c0', " in text
+    assert "and 492 more, and the DataFrame has no such columns." in text
+    assert "labelCol is 'lable', and the DataFrame has no such column. Did you mean 'label'?" in text
+    assert text.endswith("The DataFrame's columns are: dense, label, twice, twice.")
+    assert len(text) < 1000
+
+
 def test_existing_columns_and_steps_without_labels_are_accepted():
     estimator = make_estimator()
     check_columns(estimator, estimator._columns_of_fit(), ["number", "dense", "another"])

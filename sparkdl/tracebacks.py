@@ -24,11 +24,21 @@ def describe_exception(error: BaseException, *, max_chars: int) -> str:
         max_chars: length of the text; the beginning of a longer traceback is left out.
     """
     described = traceback.TracebackException.from_exception(error)
-    line = next(filter(None, map(_line_of_user, _with_causes(described))), "")
+    line = line_of_user(error)
+    line = f"{line}\n\n" if line else ""
     for one in _with_causes(described):
         one.stack = _Folded(one.stack)
     text = "".join(described.format())
     return f"{line}{text[-(max_chars - len(line)) :]}"
+
+
+def line_of_user(error: BaseException) -> str:
+    """Return the line of the user's code that raised an exception or its causes; empty if none did.
+
+    It is the innermost frame of the user's own code, or of an installed package if there is no other.
+    """
+    described = traceback.TracebackException.from_exception(error)
+    return next(filter(None, map(_line_of_user, _with_causes(described))), "")
 
 
 def _with_causes(described: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
@@ -39,14 +49,13 @@ def _with_causes(described: traceback.TracebackException) -> Iterator[traceback.
 
 
 def _line_of_user(described: traceback.TracebackException) -> str:
-    """The innermost frame of the user's own code; of an installed package if there is no other; empty without both."""
     known = [(frame, _library_of(frame)) for frame in reversed(described.stack)]
     own = [frame for frame, library in known if library == ""]
     own += [frame for frame, library in known if library == "an installed package"]
     if not own:
         return ""
     source = f": {own[0].line}" if own[0].line else ""
-    return f"{own[0].filename}, line {own[0].lineno}, in {own[0].name}{source}\n\n"
+    return f"{own[0].filename}, line {own[0].lineno}, in {own[0].name}{source}"
 
 
 def _library_of(frame: traceback.FrameSummary) -> str:

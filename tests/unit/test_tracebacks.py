@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sparkdl.launch.failures import rank_error
-from sparkdl.launch.rank.tracebacks import describe_exception
 from sparkdl.launch.wire.outcome import Failure
+from sparkdl.tracebacks import describe_exception
 
 
 class Broken(torch.nn.Module):

@@ -592,7 +592,7 @@ def check_columns(
     """Check that a DataFrame has the columns that Params name.
 
     Raises:
-        DataError: if columns are missing, or several have one name; the message names all of them with their Params, and
+        DataError: if columns are missing, or several have one name; the message names all of them, their Params and
             the columns of the DataFrame.
     """
     num_columns = Counter(available)

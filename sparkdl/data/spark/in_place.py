@@ -46,7 +46,14 @@ def open_in_place(
     if not is_parquet_read(df.select("*")):
         return None
     files = input_files(df)
-    if files is None or (files.is_delta and not _are_a_delta_table(files)):
+    if files is None:
+        return None
+    if files.is_delta and not _are_a_delta_table(files):
+        logger.warning(
+            "%s is a Delta table, and the DataFrame reads its files as plain Parquet: rows that the table has removed "
+            "may be among them. Read it with spark.read.format('delta'), or pass the folder to fit_on_parquet.",
+            files.folder,
+        )
         return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
     unknown = {name: (None,) * depth for name, depth in depths.items() if depth}

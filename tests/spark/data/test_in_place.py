@@ -181,14 +181,17 @@ def test_in_place_read_accepts_empty_arrays_and_refuses_null_elements(
             materialize(spark.read.parquet(f"{tmp_path}/nulls"), [name], store)
 
 
-def test_files_of_a_delta_table_are_read_in_place_if_they_are_its_newest_version(spark, tmp_path):
+def test_files_of_a_delta_table_are_read_in_place_if_they_are_its_newest_version(spark, tmp_path, caplog):
     folder = str(tmp_path / "table")
     write_deltalake(folder, pa.table({"a": [1.0, 2.0]}))
     fields = spark.read.parquet(folder).schema.fields
     found = open_in_place(spark.read.parquet(folder), fields, allow_ragged=False)
     assert found is not None
     assert found.num_rows == 2
+    assert not caplog.records
     write_deltalake(folder, pa.table({"a": [3.0]}), mode="overwrite")
     assert open_in_place(spark.read.parquet(folder), fields, allow_ragged=False) is None
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "is a Delta table, and the DataFrame reads its files as plain Parquet" in warning
     newest = spark.read.parquet(*urls_for_spark(folder))
     assert open_in_place(newest, fields, allow_ragged=False).num_rows == 1

@@ -296,7 +296,7 @@ class RankLostError(CommunicatorError, ConnectionError):
 def did_you_mean(
     word: str, known: Iterable[str], *, otherwise: str = "", most: int = 1, show: Callable[[str], str] = str
 ) -> str:
-    """Return a sentence for an error that names the known words that are most similar to a wrong one.
+    """Return a sentence for an error that names the known words that are most similar to a wrong one, or begin with it.
 
     Args:
         word: the unknown word.
@@ -307,6 +307,7 @@ def did_you_mean(
     """
     folded = {word.lower(): word for word in known}
     near = difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.6)
+    near = near or [known for known in folded if known.startswith(f"{word.lower()}_")][:most]
     return f"Did you mean {' or '.join(show(folded[word]) for word in near)}?" if near else otherwise
 
 

@@ -344,19 +344,25 @@ def _names_in_library(name: str) -> dict[str, str]:
             f"There is no metric {name!r} without torchmetrics, which is not installed: pip install torchmetrics. "
             f"Without it there are {own}."
         ) from error
-    plain = name.replace("_", "").lower()
-    found = {
-        prefix: class_name
+    classes = {
+        prefix: {class_name.lower(): class_name for class_name in class_names}
         for prefix, class_names in (
             *((prefix, torchmetrics.classification.__all__) for prefix in _PREFIXES),
             ("", torchmetrics.regression.__all__),
         )
-        for class_name in class_names
-        if class_name.lower() == f"{prefix.lower()}{plain}"
     }
+
+    def find(function: str) -> dict[str, str]:
+        plain = function.replace("_", "").lower()
+        wanted = {prefix: f"{prefix.lower()}{plain}" for prefix in classes}
+        return {
+            prefix: classes[prefix][lower] for prefix, lower in wanted.items() if lower in classes[prefix]
+        }
+
+    found = find(name)
     if not found:
-        known = [*OF_CLASSES, *OF_NUMBERS, *dir(torchmetrics.functional)]
-        hint = did_you_mean(name, [function for function in known if function.islower()], show=repr)
+        others = [one for one in dir(torchmetrics.functional) if one.islower() and find(one)]
+        hint = did_you_mean(name, [*OF_CLASSES, *OF_NUMBERS, *others], show=repr)
         raise ParamError(
             f"There is no metric {name!r}. Metrics by name are {own}, and the functions of torchmetrics.functional for "
             f"classes and numbers, such as 'f1_score'. {hint}".rstrip()

@@ -43,6 +43,9 @@ TASKS_OF_IMAGES = (IMAGES, IMAGE_EMBEDDINGS)
 TASKS = (_CLASSES, _EMBEDDINGS, GENERATION, *TASKS_OF_IMAGES)
 """Names of ``transformers.pipeline`` for what models of Hugging Face predict."""
 
+_OTHER_NAMES = {"sentiment-analysis": _CLASSES}
+"""Further names that ``transformers.pipeline`` has for a task."""
+
 _TASKS_OF_CLASSES = {
     "ForSequenceClassification": _CLASSES,
     "ForImageClassification": IMAGES,
@@ -95,12 +98,13 @@ def find_source(pretrained: str, *, task: str | None, revision: str | None) -> S
 
     Args:
         pretrained: local folder, id on the hub, or name of a network of a library.
-        task: what it predicts, one of :data:`TASKS`; None for what its configuration says.
+        task: what it predicts, one of :data:`TASKS` or ``"sentiment-analysis"``; None for what its configuration says.
         revision: branch, tag or commit on the hub; None for its main branch.
 
     Raises:
         ParamError: if there is no such task or model, a library is missing, or ``revision`` does not apply.
     """
+    task = _OTHER_NAMES.get(task or "", task)
     if task is not None and task not in TASKS:
         raise ParamError(
             f"task is {task!r}, and TorchModel.from_pretrained takes {', '.join(map(repr, TASKS))}."
@@ -157,7 +161,9 @@ def _fetch(name: str, revision: str | None) -> str:
         ParamError, f"There is no folder {name!r}", "Run pip install transformers.", of=ImportError
     ):
         hub = importlib.import_module("huggingface_hub")
-    hint = f" A name of a network of timm is given as 'timm:{name[5:]}'." if name.startswith("timm/") else ""
+    network = name.removeprefix("timm/")
+    is_of_timm = network != name or ("/" not in name and _has_timm(name))
+    hint = f" A name of a network of timm is given as 'timm:{network}'." if is_of_timm else ""
     advice = (
         "Check the name, and log in with `hf auth login` if the model is not public. Where the hub cannot be reached, "
         f"run `hf download {name} --local-dir FOLDER` elsewhere, and give the folder.{hint}"
@@ -170,6 +176,15 @@ def _fetch(name: str, revision: str | None) -> str:
         if not any(Path(folder).glob("*.safetensors")):
             hub.snapshot_download(name, revision=revision, allow_patterns=_OTHER_WEIGHTS)
     return folder
+
+
+def _has_timm(name: str) -> bool:
+    """Whether timm is installed and has a network of this name."""
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError:
+        return False
+    return bool(timm.is_model(name))
 
 
 def _is_of_timm(folder: str) -> bool:

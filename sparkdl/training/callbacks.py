@@ -207,6 +207,7 @@ class TorchProfiler(Callback):
     def __init__(self, folder: str, *, skip: int = 10, steps: int = 3, **options: Any) -> None:
         self._folder, self._skip, self._steps, self._options = folder, skip, steps, options
         self._profile: Any = None
+        self._num_taken = 0
 
     def on_fit_start(self, context: FitContext) -> None:
         """Begin to count steps."""
@@ -220,17 +221,29 @@ class TorchProfiler(Callback):
             on_trace_ready=profiler.tensorboard_trace_handler(self._folder, f"rank_{context.rank}"),
             **self._options,
         )
+        self._num_taken = 0
         self._profile.start()
 
     def on_step_end(self, context: FitContext) -> None:
         """Count a step; write the file after the last recorded one."""
         del context
+        self._num_taken += 1
         self._profile.step()
 
     def on_fit_end(self, context: FitContext) -> None:
-        """Write the file, if the fit has ended before the last recorded step."""
-        del context
+        """Write the file, if the fit has ended before the last recorded step, and warn that it has fewer steps."""
         self._profile.stop()
+        wanted = self._skip + self._steps
+        if self._num_taken < wanted and context.rank == 0:
+            logger.warning(
+                "TorchProfiler recorded %d of %d steps: the fit took %d, and skip=%d leaves out the first ones. Give a "
+                "smaller skip or steps, together at most %d, or train for more epochs.",
+                max(self._num_taken - self._skip, 0),
+                self._steps,
+                self._num_taken,
+                self._skip,
+                self._num_taken,
+            )
 
 
 def _number_of_step(context: FitContext) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from sparkdl.errors import RankError
 from sparkdl.parallel import Parallelism
-from sparkdl.training.callbacks import Callback, Patience, TensorBoard, TorchProfiler
+from sparkdl.training.callbacks import Callback, FitContext, Patience, TensorBoard, TorchProfiler
 from sparkdl.training.spec import Goal
 from tests.run_ranks import run_ranks
 from tests.training.scenes.training_scenes import assert_same_weights, make_spec, train_all, write_dataset
@@ -99,6 +99,29 @@ def test_tensorboard_has_losses_and_metrics_of_each_epoch_and_the_profiler_a_fil
     assert [name.split(".")[0] for name in files] == ["rank_0", "rank_1"]
     events_of_rank = json.loads((profile / files[0]).read_text())["traceEvents"]
     assert any(str(event.get("name")).startswith("aten::") for event in events_of_rank)
+
+
+@pytest.mark.parametrize(("num_steps", "recorded"), [(2, "0 of 2"), (4, "1 of 2"), (5, None)])
+def test_profiler_warns_if_the_fit_has_fewer_steps_than_it_is_to_record(
+    tmp_path, caplog, num_steps, recorded
+):
+    module = torch.nn.Linear(1, 1)
+    context = FitContext(
+        rank=0,
+        world_size=1,
+        epochs=1,
+        steps_per_epoch=num_steps,
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters()),
+    )
+    profiler = TorchProfiler(str(tmp_path), skip=3, steps=2)
+    profiler.on_fit_start(context)
+    for _ in range(num_steps):
+        profiler.on_step_end(context)
+    profiler.on_fit_end(context)
+    wanted = f"recorded {recorded} steps: the fit took {num_steps}, and skip=3" if recorded else ""
+    assert wanted in caplog.text
+    assert bool(caplog.text) == bool(recorded)
 
 
 def test_tensorboard_has_the_whole_of_sharded_weights(dataset, tmp_path):

@@ -44,6 +44,7 @@ def test_an_id_is_found_in_the_cache_of_the_hub_with_the_task_of_its_configurati
     source = find_source("some/bert", task=None, revision=None)
     assert source == Source(name=str(kept / "snapshots" / REVISION), task="text-classification")
     assert find_source("some/bert", task=None, revision=REVISION) == source
+    assert find_source("some/bert", task="sentiment-analysis", revision=None) == source
     trained = load_trained(source, column="x", max_length=8, weights=None)
     assert trained.kind == "class"
     assert len(trained.labels) == 7
@@ -53,6 +54,7 @@ def test_an_id_that_cannot_be_fetched_says_what_to_do(hub):
     for name, words in (
         ("some/bert", "is no folder here.*hf auth login.*hf download some/bert --local-dir"),
         ("timm/resnet18", "'timm:resnet18'"),
+        ("resnet18", "hf auth login.* given as 'timm:resnet18'"),
         ("not a name", "is no folder here"),
     ):
         with pytest.raises(ParamError, match=words):

@@ -166,7 +166,8 @@ STEP = {"loss": None, "trainStep": max}
         ({"metrics": {"val_f1": max}}, "has a metric named 'val_f1', which is reserved"),
         ({"metrics": {"f1/macro": max}}, "has a metric named 'f1/macro'. Use a name of letters"),
         ({"metrics": {"f1": 1}}, r"Metric 'f1' must be a function of .*; got a int\.$"),
-        ({"metrics": {"f1": "f1"}}, "no metric 'f1'.* such as 'f1_score'"),
+        ({"metrics": {"f1": "f1"}}, "no metric 'f1'.* Did you mean 'f1_score'"),
+        ({"metrics": {"bleu": "bleu"}}, r"no metric 'bleu'.* such as 'f1_score'\.$"),
     ],
 )
 def test_values_that_cannot_work_are_named(changes, message):

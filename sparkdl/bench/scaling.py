@@ -151,9 +151,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 _LEGEND = (
     "speed-up: of one rank's throughput (strong), or times as many rows in the time (weak). efficiency: speed-up per\n"
-    "rank. communication efficiency: share of a step in which a rank is not blocked in communication; of sparkdl's\n"
-    "contenders as monitor_communication counts it, of others the time of the same ranks if none communicates (alone)\n"
-    "as a share of theirs. utilization: FLOP/s as a share of those of one rank alone on each rank, or on as many as\n"
+    "rank. communication efficiency: share of a step in which a rank is not blocked in communication, of sparkdl's\n"
+    "contenders, which count it. of alone: time of the same ranks if none communicates, as a share of a step of\n"
+    "replicas. utilization: FLOP/s as a share of those of one rank alone on each rank, or on as many as\n"
     "this machine has cores for. processor: share of its threads' time in which a rank computes. epoch: by the median\n"
     "step. GPU: its load at the end of a turn, as NVML has it. memory: most of a rank, on its GPU with --device cuda."
 )
@@ -437,9 +437,11 @@ def make_rows(
     """Return one row per contender and number of ranks.
 
     ``speed_up`` is the throughput as a multiple of one rank's, ``efficiency`` that per rank.
-    ``communication_efficiency`` is the share of a step in which a rank is not blocked in communication, None for ranks
-    that do not communicate. ``utilization`` is the speed-up as a share of the possible one, which on this machine is
-    the number of ranks that have cores of their own; as all do the same arithmetic, it is a share of FLOP/s.
+    ``communication_efficiency`` is the share of a step in which a rank is not blocked in communication, None where that
+    is not counted. ``of_alone`` is the time of ranks that do not communicate as a share of a step, None for divided
+    models, whose arithmetic is another one. ``utilization`` is the speed-up as a share of the possible one, which on
+    this machine is the number of ranks that have cores of their own; as all do the same arithmetic, it is a share of
+    FLOP/s.
     """
     has_devices = arguments.master or arguments.device == "cuda"
     possible = float("inf") if has_devices else usable_cores() / arguments.threads
@@ -452,9 +454,8 @@ def make_rows(
         median, rows_of_step = medians[contender], cases[contender]["rows"]
         throughput = rows_of_step / median
         counted = [result["waits"] for result in measure.results if result["waits"] is not None]
-        efficiency = min(1.0, alone[contender.ranks] / median) if contender.sizes is None else None
-        if counted and contender.library in ("torch", "torch nccl"):
-            efficiency = 1.0 - statistics.fmean(counted)
+        is_replica = contender.way != "alone" and contender.sizes is None
+        is_counted = counted and contender.way != "alone" and contender.library in ("torch", "torch nccl")
         steps = steps_to_accuracy.get(rows_of_step)
         is_trained = contender.way != "alone" or contender is one
         rows.append(
@@ -471,7 +472,8 @@ def make_rows(
                 "epoch_s": JOBS[arguments.model].epoch / throughput,
                 "speed_up": throughput / speed_of_one,
                 "efficiency": throughput / speed_of_one / contender.ranks,
-                "communication_efficiency": None if contender.way == "alone" else efficiency,
+                "communication_efficiency": 1.0 - statistics.fmean(counted) if is_counted else None,
+                "of_alone": min(1.0, alone[contender.ranks] / median) if is_replica else None,
                 "utilization": throughput / speed_of_one / min(contender.ranks, possible),
                 "processor": statistics.fmean(result["processor"] for result in measure.results),
                 "gpu": _mean([result["gpu"] for result in measure.results]),
@@ -500,6 +502,7 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
         "speed-up",
         "efficiency",
         "communication efficiency",
+        "of alone",
         "utilization",
         "processor",
         *(["GPU"] if has_gpus else []),
@@ -517,7 +520,10 @@ def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
             format_time(row["epoch_s"]),
             f"{row['speed_up']:.2f}",
             f"{row['efficiency']:.2f}",
-            "" if row["communication_efficiency"] is None else f"{row['communication_efficiency']:.0%}",
+            *(
+                "" if row[name] is None else f"{row[name]:.0%}"
+                for name in ("communication_efficiency", "of_alone")
+            ),
             f"{row['utilization']:.0%}",
             f"{100 * row['processor']:.0f}%",
         ]

@@ -48,7 +48,10 @@ class Namespace(Closing):
             answer = b""
         if answer != b"here\n":
             _, complaint = self._holder.communicate()
-            raise OSError(f"cannot make namespaces: {complaint.decode().strip()}")
+            raise OSError(
+                f"cannot make namespaces: {complaint.decode().strip()}; in a container this takes CAP_SYS_ADMIN and "
+                "CAP_NET_ADMIN"
+            )
         self.pid = self._holder.pid
         self.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])  # noqa: S108  # of the namespace
 

@@ -17,7 +17,14 @@ from math import isclose, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.scaling_jobs import DECODERS, JOBS, POSITIONS
+from sparkdl.bench.contenders.scaling_jobs import (
+    DECODERS,
+    FILES,
+    HELD_OUT_FILES,
+    JOBS,
+    POSITIONS,
+    files_of_cifar,
+)
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders, names_of
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
@@ -179,8 +186,8 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
             raise ParamError(
                 f"--batch {arguments.batch} cannot be shared by {count} ranks alike; use a multiple of it."
             )
-    if arguments.data and arguments.model in DECODERS:
-        raise ParamError(f"--data names images, and {arguments.model} reads tokens, which are made.")
+    if arguments.data:
+        _check_data(arguments)
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
     if arguments.megabits is not None:
@@ -193,6 +200,13 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
         check_gpus(counts[-1])
     check_common_arguments(arguments)
     return counts, names_of(arguments.modes, MODES, "--modes")
+
+
+def _check_data(arguments: argparse.Namespace) -> None:
+    if arguments.model in DECODERS:
+        raise ParamError(f"--data names images, and {arguments.model} reads tokens, which are made.")
+    for pattern in (FILES, *([HELD_OUT_FILES] if arguments.accuracy is not None else [])):
+        files_of_cifar(arguments.data, pattern)
 
 
 def _check_hosts(arguments: argparse.Namespace) -> None:

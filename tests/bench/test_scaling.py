@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,18 @@ def test_files_that_are_not_cifars_binary_version_are_refused(tmp_path: Path) ->
     (tmp_path / "data_batch_1.bin").write_bytes(b"0" * 100)
     with pytest.raises(DataError, match="100 bytes, which is no multiple of 3073"):
         JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path), False)
+
+
+def test_a_folder_without_images_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    (tmp_path / "data_batch_1.bin").touch()
+    for folder, options, missing in (
+        ("nowhere", (), "data_batch_*.bin"),
+        ("", ("--accuracy", "0.5"), "test_batch.bin"),
+    ):
+        with pytest.raises(
+            DataError, match=re.escape(f"has no files {missing}. CIFAR-10 has several versions")
+        ):
+            scaling._check(parsed(scaling, "--data", str(tmp_path / folder), *options))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ Batch = tuple["torch.Tensor", "torch.Tensor"]
 
 _CLASSES = 10
 _SHAPE = (3, 32, 32)
+FILES, HELD_OUT_FILES = "data_batch_*.bin", "test_batch.bin"
+"""Names of CIFAR-10's files, as patterns."""
+
 _CIFAR_ROW_BYTES = 1 + 3 * 32 * 32
 _NOISE = 2.0
 """Standard deviation of the noise on made images, whose classes differ by as much as one."""
@@ -114,7 +117,7 @@ def _draw_images(rows: int, generator: torch.Generator, folder: str, is_held_out
     import torch
 
     if folder:
-        images, labels = _cifar(folder, "test_batch.bin" if is_held_out else "data_batch_*.bin")
+        images, labels = _cifar(folder, HELD_OUT_FILES if is_held_out else FILES)
         chosen = torch.randint(len(labels), (rows,), generator=generator)
         return images[chosen], labels[chosen]
     patterns = torch.randn((_CLASSES, *_SHAPE), generator=torch.Generator().manual_seed(1))
@@ -123,6 +126,21 @@ def _draw_images(rows: int, generator: torch.Generator, folder: str, is_held_out
 
 
 _read: dict[tuple[str, str], Batch] = {}
+
+
+def files_of_cifar(folder: str, pattern: str) -> list[Path]:
+    """Return the files of CIFAR-10 in its binary version.
+
+    Raises:
+        DataError: if the folder has none.
+    """
+    files = sorted(Path(folder).glob(pattern))
+    if not files:
+        raise DataError(
+            f"{folder} has no files {pattern}. CIFAR-10 has several versions: unpack the binary one, "
+            "cifar-10-binary.tar.gz, and name its folder."
+        )
+    return files
 
 
 def _cifar(folder: str, pattern: str) -> Batch:
@@ -138,13 +156,7 @@ def _cifar(folder: str, pattern: str) -> Batch:
     import torch
 
     if (folder, pattern) not in _read:
-        files = sorted(Path(folder).glob(pattern))
-        if not files:
-            raise DataError(
-                f"{folder} has no files {pattern}. CIFAR-10 has several versions: unpack the binary one, "
-                "cifar-10-binary.tar.gz, and name its folder."
-            )
-        content = np.concatenate([np.fromfile(file, np.uint8) for file in files])
+        content = np.concatenate([np.fromfile(file, np.uint8) for file in files_of_cifar(folder, pattern)])
         if content.size % _CIFAR_ROW_BYTES:
             raise DataError(
                 f"The files {pattern} in {folder} have {content.size} bytes, which is no multiple of "

@@ -215,10 +215,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
                 and name, such as ``"timm:resnet18"`` or ``"torchvision:resnet18"``. It is read on the driver only.
             example: DataFrame with the column of texts or images, whose first rows the model is tried on.
             task: what it predicts, by its name in ``transformers.pipeline``: ``"text-classification"`` (also
-                ``"sentiment-analysis"``) and
-                ``"image-classification"``, the labels in the model's configuration, the number of a model with one
-                output, or 0 and 1 for each label of a model with several per row; ``"feature-extraction"``, an
-                embedding, the mean of the last layer's states over the tokens of a text;
+                ``"sentiment-analysis"``) and ``"image-classification"``, the labels in the model's configuration, the
+                number of a model with one output, or 0 and 1 for each label of a model with several per row;
+                ``"feature-extraction"``, an embedding, the mean of the last layer's states over the tokens of a text;
                 ``"image-feature-extraction"``, an embedding of an image; or ``"text-generation"``, its continuation,
                 by a :class:`~sparkdl.estimators.LanguageModelModel`. None for the task for which the model was
                 trained, by its configuration.

@@ -31,6 +31,7 @@ from sparkdl.estimators.ready_made.params import (
     _ReadyMadeClassifierParams,
     check_one_column,
     check_unset,
+    describe_kind,
 )
 from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.backbones import (
@@ -201,7 +202,7 @@ def image_inputs(
             )
         return inputs
     if column.kind != "number" or not column.shape:
-        what = "arrays that differ in length" if column.kind == "ragged" else f"{column.kind} values"
+        what = "arrays that differ in length" if column.kind == "ragged" else describe_kind(column)
         raise DataError(
             f"Column {column.name!r} holds {what}, and ImageClassifier takes images of Spark's image source, encoded "
             "ones (binary), or arrays of one shape."

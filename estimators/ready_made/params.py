@@ -18,7 +18,7 @@ from sparkdl.estimators.params.training import HasFunctions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sparkdl.data import ParquetDataset
+    from sparkdl.data import Column, ParquetDataset
 
 
 def check_one_column(params: _SharedParams, content: str) -> None:
@@ -36,6 +36,12 @@ def check_one_column(params: _SharedParams, content: str) -> None:
             f"Param featuresCol is {params.getFeaturesCols()}, and {type(params).__name__} takes one column of "
             f"{content}."
         ).about("featuresCol", "featuresCols")
+
+
+def describe_kind(column: Column) -> str:
+    """Return what a column holds, for an error: ``numbers``, ``binary values`` and so on."""
+    has_plural = column.kind in ("number", "string", "date", "timestamp")
+    return f"{column.kind}s" if has_plural else f"{column.kind} values"
 
 
 def check_unset(params: Params, entries: Iterable[Param[Any]], other: str, why: str) -> None:

@@ -31,7 +31,7 @@ from sparkdl.estimators.ready_made.estimator import (
     TorchClassificationModel,
     TorchRegressionModel,
 )
-from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, _ReadyMadeParams
+from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, _ReadyMadeParams, describe_kind
 from sparkdl.estimators.torch_estimator import M
 from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
@@ -176,7 +176,7 @@ def fault_of(column: Column, categorical: Sequence[str]) -> str:
     if column.kind == "ragged":
         return f"Column {column.name!r} has arrays that differ in length, or empty ones. Bring them to one length."
     return (
-        f"Column {column.name!r} holds {'arrays of ' if column.shape else ''}{column.kind} values. Cast them to "
+        f"Column {column.name!r} holds {'arrays of ' if column.shape else ''}{describe_kind(column)}. Cast them to "
         "numbers, or to strings that are categories."
     )
 
@@ -392,6 +392,6 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         name = self.getLabelCol()
         column = dataset.column(name)
         if column.kind != "number" or column.shape:
-            held = f"arrays of {column.shape}" if column.shape else f"{column.kind} values"
+            held = f"arrays of {column.shape}" if column.shape else describe_kind(column)
             raise DataError(f"Column {name!r} holds {held}, and TorchRegressor predicts one number per row.")
         return self._network(self._learn_table(dataset, training, label=name), num_outputs=1)

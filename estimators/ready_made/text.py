@@ -30,6 +30,7 @@ from sparkdl.estimators.ready_made.params import (
     _ReadyMadeClassifierParams,
     check_one_column,
     check_unset,
+    describe_kind,
     with_rate_of_pretrained,
 )
 from sparkdl.networks.adapters import with_adapters
@@ -298,7 +299,7 @@ class TextClassifier(
         (name,) = self.getFeaturesCols()
         column = dataset.column(name)
         if column.kind != "string" or column.shape:
-            held = "arrays" if column.shape or column.kind == "ragged" else f"{column.kind} values"
+            held = "arrays" if column.shape or column.kind == "ragged" else describe_kind(column)
             raise DataError(
                 f"Column {name!r} holds {held}, and TextClassifier takes strings. Cast it, or join arrays of strings "
                 "with pyspark.sql.functions.concat_ws."

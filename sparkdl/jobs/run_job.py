@@ -249,6 +249,10 @@ def _has_same_files(checked: _Checked) -> bool:
     return result is not None and checked.files is not None and result.get("files") == checked.files
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say, *, is_again: bool) -> None:
     estimator, began = checked.estimator, datetime.now(timezone.utc)
     checkpoints = estimator.getCheckpointDir()
@@ -256,7 +260,7 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
         _remove_checkpoints(checkpoints, say)
     say(
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
-        f"{estimator.getEpochs()} epochs on {estimator.getNumWorkers()} ranks."
+        f"{_counted(estimator.getEpochs(), 'epoch')} on {_counted(estimator.getNumWorkers(), 'rank')}."
     )
     with (
         models_with_code(loggable(checked.code)),

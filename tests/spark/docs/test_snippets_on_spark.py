@@ -25,7 +25,7 @@ from tests.docs.snippets import run_examples
 
 pytestmark = pytest.mark.any_spark_will_do
 
-QUICK = ("checkpoints.md", "databricks.md", "slow_links.md", "stores.md")
+QUICK = ("checkpoints.md", "databricks.md", "slow_links.md", "stores.md", "trained_elsewhere.md")
 LONG = (
     "doctor.md",
     "elastic.md",

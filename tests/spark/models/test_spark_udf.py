@@ -33,6 +33,10 @@ def test_spark_udf_returns_the_predictions_of_the_model(spark, tmp_path):
     assert [row["told"]["kind"] for row in found] == told["kind"].tolist()
     for name in ("kind_probability", "place"):
         np.testing.assert_allclose([row["told"][name] for row in found], told[name], rtol=1e-5)
+    spark.udf.register("score", tell)
+    df.createOrReplaceTempView("rows_to_score")
+    query = "SELECT score(matrix, tokens, count).kind AS kind FROM rows_to_score ORDER BY count"
+    assert [row["kind"] for row in spark.sql(query).collect()] == told["kind"].tolist()
 
 
 LAYER = """

@@ -305,8 +305,8 @@ def test_single_row_of_another_type_is_refused_with_the_type_of_the_column(datas
     [
         (["encoded", "image"], {}, ParamError, "takes one column of images"),
         ("nowhere", {}, DataError, "no column 'nowhere'"),
-        ("words", {}, DataError, "'words' holds string values, .* takes images"),
-        ("number", {}, DataError, "'number' holds number values, .* takes images"),
+        ("words", {}, DataError, "'words' holds strings, .* takes images"),
+        ("number", {}, DataError, "'number' holds numbers, .* takes images"),
         ("ragged", {}, DataError, "'ragged' holds arrays that differ in length"),
         ("deep", {}, DataError, "arrays of 1 x 1 x 1 x 1, which are not images"),
         ("flat", {}, DataError, r"30 numbers. Set the shape .* imageShape=\[3, 8\]"),

@@ -257,7 +257,7 @@ def test_params_reach_network_and_optimizer(dataset):
         ),
         (TorchClassifier, {"labelCol": "holes"}, DataError, "'holes' holds labels that are not finite"),
         (TorchClassifier, {"labelCol": "vector"}, DataError, "'vector' holds arrays of"),
-        (TorchRegressor, {"labelCol": "kind"}, DataError, "'kind' holds string values, and TorchRegressor"),
+        (TorchRegressor, {"labelCol": "kind"}, DataError, "'kind' holds strings, and TorchRegressor"),
         (TorchClassifier, {"learningRate": 0.0}, ParamError, "learningRate must be above 0"),
         (TorchClassifier, {"weightDecay": -1.0}, ParamError, "weightDecay must be at least 0"),
         (TorchRegressor, {"dropout": 1.0}, ParamError, "dropout must be at least 0 and below 1"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
 RUN_BY_OTHER_TESTS = {"README.md", "trainers.md"}
-"""Pages whose own tests, in ``tests/cli/test_readme.py`` and ``tests/runner``, run their examples."""
+"""Pages whose own tests, in ``tests/cli/test_readme.py``, run their examples."""
 
 # Scripts: page, its examples that belong to the script, what it prints, and how many ranks `sparkdl run` starts,
 # 0 for a script that starts its ranks itself.

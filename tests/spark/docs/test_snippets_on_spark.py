@@ -142,6 +142,7 @@ def test_examples_of_a_page_run(
         names = names_of(spark)
         if name == "tracking.md":
             names["settings"] |= {"model": nn.Linear(4, 7), "loss": "cross_entropy"}
+            names["df"] = names["df"].selectExpr("*", "label AS age", "label AS income")
         run_examples(
             name,
             tmp_path,

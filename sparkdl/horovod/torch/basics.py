@@ -126,7 +126,12 @@ def shutdown() -> None:
     """Shut Horovod down; ``init`` may be called again. Outstanding operations fail, here and on the other ranks.
 
     Process sets other than the global one cannot be used until they are given to ``init`` or ``add_process_set`` again.
+
+    Raises:
+        CommunicatorError: if this is a signal handler in the middle of an operation; Horovod is then not shut down.
     """
+    if has_session():
+        session().check_caller()
     _static_sets.clear()
     added_by_rule.clear()
     cancel_at_end(shutdown)

@@ -148,6 +148,11 @@ class Session:
         for engine in self._engines.values():
             engine.marks_cycles = is_wanted
 
+    def check_caller(self) -> None:
+        """See :meth:`Engine.check_caller`, for all process sets."""
+        for engine in list(self._engines.values()):
+            engine.check_caller()
+
     def close(self) -> None:
         """Close all process sets; the other ranks do not treat this rank as lost."""
         with ExitStack() as stack:  # all of them, the highest number first, whatever one raises

@@ -66,6 +66,14 @@ class Engine:
         self._thread = threading.Thread(target=self._serve, name=f"horovod {communicator.name}", daemon=True)
         self._thread.start()
 
+    def check_caller(self) -> None:
+        """Return at once, unless this is a signal handler in the middle of an operation.
+
+        Raises:
+            CommunicatorError: if it is.
+        """
+        refuse_signal_handler(self._driver, self.communicator.name)
+
     def submit(self, request: Request[Any], *, will_wait: bool = False) -> None:
         """Add a request, to be run after the outstanding ones.
 
@@ -78,7 +86,7 @@ class Engine:
             HorovodInternalError: if the engine has failed or is closed.
             CommunicatorError: if this is a signal handler in the middle of an operation.
         """
-        refuse_signal_handler(self._driver, self.communicator.name)
+        self.check_caller()
         self.outstanding.add(request)
         if not will_wait:
             with self._submitted:
@@ -92,7 +100,7 @@ class Engine:
             HorovodInternalError: if the request failed.
             CommunicatorError: if this is a signal handler in the middle of an operation.
         """
-        refuse_signal_handler(self._driver, self.communicator.name)
+        self.check_caller()
         request.blocks_caller = True
         while self._take_turn(request):
             try:
@@ -108,7 +116,7 @@ class Engine:
         Raises:
             CommunicatorError: if this is a signal handler in the middle of an operation.
         """
-        refuse_signal_handler(self._driver, self.communicator.name)
+        self.check_caller()
         shut_down = HorovodInternalError(_SHUT_DOWN)
         self.outstanding.refuse_more(shut_down)
         names = [request.description.name for request in self.outstanding.requests()]

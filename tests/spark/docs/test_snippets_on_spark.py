@@ -22,6 +22,7 @@ from sparkdl.estimators import TorchEstimator
 from sparkdl.parallel import Parallelism
 from sparkdl.runner import TrainingState
 from tests.docs.snippets import run_examples
+from tests.unit.networks.pretrained_folders import write_folder
 
 pytestmark = pytest.mark.any_spark_will_do
 
@@ -35,6 +36,7 @@ LONG = (
     "metrics.md",
     "missing_values.md",
     "monitoring.md",
+    "peft.md",
     "petastorm.md",
     "ready_made.md",
     "runner.md",
@@ -140,6 +142,8 @@ def test_examples_of_a_page_run(
     pq.write_table(pa.table(images), tmp_path / "data" / "images" / "part-0.parquet")
     try:
         names = names_of(spark)
+        if name == "peft.md":
+            write_folder(tmp_path / "data" / "bert", kind="bert")
         if name == "tracking.md":
             names["settings"] |= {"model": nn.Linear(4, 7), "loss": "cross_entropy"}
             names["df"] = names["df"].selectExpr("*", "label AS age", "label AS income")

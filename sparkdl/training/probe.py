@@ -58,7 +58,6 @@ from sparkdl.model.losses import (
     prediction_kind,
 )
 from sparkdl.model.predictor import decide
-from sparkdl.tracebacks import line_of_user
 from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
@@ -482,6 +481,8 @@ def _try_features(
         ) from failure
     if _WANTS_INTEGERS.search(reason):
         reason = f"{reason.rstrip('.')}. Cast whole numbers to bigint; decimals are taken as doubles."
+    from sparkdl.tracebacks import line_of_user  # only a failure needs it
+
     if line := line_of_user(failure):
         reason = f"{reason.rstrip('.')}. It was raised at {line}"
     given = {

@@ -201,12 +201,10 @@ class FitInputs:
     Attributes:
         spec: spec of the fit, for the ranks.
         signature: signature of the trained model: its inputs and outputs.
-        example: one row of the data, columns of shape ``(1, *shape)``.
     """
 
     spec: TrainingSpec
     signature: ModelSignature
-    example: dict[str, npt.NDArray[Any]]
 
 
 def named_columns(params: _TorchEstimatorParams) -> list[tuple[Param[Any], Sequence[str]]]:
@@ -322,7 +320,7 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     signature = _signature(probed, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
     with_thresholds(signature.outputs, params.getThresholds())
-    return FitInputs(spec, signature, row)
+    return FitInputs(spec, signature)
 
 
 def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
@@ -584,6 +582,7 @@ def first_rows(dataset: ParquetDataset, names: Sequence[str]) -> dict[str, npt.N
 
 
 _MOST_HINTS = 3
+"""Number of missing columns for which an error names a similar one."""
 
 
 def check_columns(

@@ -15,6 +15,7 @@ from torch import nn
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import ImageClassifier
+from sparkdl.estimators.fit.inputs import first_rows
 from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
@@ -124,6 +125,10 @@ COLUMNS = {
 }
 
 
+def first_row(dataset, name):
+    return {name: first_rows(dataset, [name])[name][:1]}
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_images_of_all_columns_become_predictions(dataset, name):
     params, size, channels = COLUMNS[name]
@@ -131,7 +136,7 @@ def test_images_of_all_columns_become_predictions(dataset, name):
     prepare = inputs.spec.inputs.prepare
     assert (prepare.size, prepare.num_channels) == (size, channels)
     assert inputs.spec.inputs.inputs[0].dtype == "float32"
-    row = {name: inputs.example[name]}
+    row = first_row(dataset, name)
     predictor = Predictor(SavedModel(inputs.spec.model, inputs.signature))
     assert predictor.answer(row, ("probability",))["label"]["probability"].shape == (1, 3)
 
@@ -156,8 +161,9 @@ def test_scales_of_imagenet_are_in_the_unit_of_the_images(dataset, name, mean):
 
 
 def test_encoded_images_and_images_of_spark_are_prepared_alike(dataset):
-    made = [learned(dataset, name) for name in ("encoded", "image")]
-    one, other = (inputs.spec.inputs.prepare(inputs.example) for inputs in made)
+    one, other = (
+        learned(dataset, name).spec.inputs.prepare(first_row(dataset, name)) for name in ("encoded", "image")
+    )
     np.testing.assert_array_equal(one, other)
 
 

@@ -15,7 +15,7 @@ import torch
 from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import LanguageModel, TextClassifier
-from sparkdl.estimators.fit.inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import first_rows, prepare_fit
 from sparkdl.estimators.ready_made.estimator import answer_row
 from sparkdl.estimators.ready_made.text import texts_with_words
 from sparkdl.model.predictor import Predictor
@@ -401,7 +401,8 @@ def test_adapters_are_trained_in_place_of_pretrained_weights_and_merged_into_the
         for name, parameter in network.named_parameters():
             if name in trained:
                 parameter.normal_()
-    inputs = fit.signature.inputs.tensors(fit.signature.inputs.prepared(fit.example), torch.device("cpu"))
+    row = {"text": first_rows(dataset, ["text"])["text"][:1]}
+    inputs = fit.signature.inputs.tensors(fit.signature.inputs.prepared(row), torch.device("cpu"))
     with torch.no_grad():
         expected = network(*inputs.values())
         merge_adapters(network)

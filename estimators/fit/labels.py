@@ -276,9 +276,10 @@ def _with_classes(
             held = "more" if classes is None else f"{len(classes)} different values, fewer"
             is_fewer = column.kind == "string" and classes is not None
             remedy = ", or name all in Param labels, where rows may lack some" if is_fewer else ""
+            outputs = "an output for each" if classes is None else f"{len(classes)} outputs"
             raise DataError(
                 f"Column {column.name!r} holds {held} than the {most} classes of the model. Give the "
-                f"model an output for each{remedy}."
+                f"model {outputs}{remedy}."
             )
         return replace(head, label=replace(head.label, classes=classes))
     if num_classes is None or head.label.dtype != "int64":

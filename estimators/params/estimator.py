@@ -453,7 +453,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 ).about(forbidden.name, "trainStep")
         for param in needed:
             if not self.isDefined(param):
-                raise ParamError(f"Param {param.name} is not set: {param.doc}.")
+                raise ParamError(f"Param {param.name} is not set. It takes: {param.doc}.")
         if self.getLearningRate() is not None and not isinstance(self.getOrDefault(self.optimizer), str):
             raise ParamError(
                 f"Param learningRate is {self.getLearningRate():g}, and the function of Param optimizer has its own. "

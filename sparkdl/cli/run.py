@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Starts COMMAND once for each rank on this machine and prefixes its output with the number of the rank. Scripts for
 torchrun run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are set, and the ranks connect by
-torch.distributed.init_process_group() with the backend "sparkdl", "gloo" or none, also if a Trainer calls it, by
-sparkdl.torch.init_process_group(), hvd.init() and sparkdl.collective.current_communicator(). If no rank calls any of
-these, a warning says so at the end.
+torch.distributed.init_process_group(), also if a Trainer calls it, with the backend "sparkdl", which is the native
+core, or "gloo", which CPUs have without an argument. They also connect by sparkdl.torch.init_process_group(),
+hvd.init() and sparkdl.collective.current_communicator(). If no rank calls any of these, a warning says so at the end.
 A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to --threads, or to
 each rank's share of the cores unless it is set already.
 When a rank fails, all are ended, and its exit status is that of this command.

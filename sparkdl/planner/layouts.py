@@ -548,7 +548,7 @@ def advice(cluster: Cluster) -> list[str]:
         wire = f'transport="hierarchical" with {wire}'
     if cluster.hosts < 16:
         texts.append(
-            "Below 16 hosts, static process sets and the transport that sparkdl chooses by itself do best."
+            "Below 16 hosts, the default transport does best, and process sets that are opened once, at the start."
         )
     elif cluster.device.is_cpu:
         texts.append(

@@ -54,6 +54,7 @@ def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
         details: whether to print the seconds and the GiB by kind in place of the reasons.
     """
     shape, cluster = found.shape, found.cluster
+    table = _table("", ("layout", "rows x passes", "batch up to", "GiB", "step", "MFU"))
     print(
         f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters, on {cluster}\n"
         f"batches of {found.batch} rows of {shape.sequence} positions, in {found.precision}"
@@ -61,7 +62,6 @@ def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
     if details:
         _print_details(found, most)
     else:
-        table = _table("", ("layout", "rows x passes", "batch up to", "GiB", "step", "MFU"))
         for layout in found.layouts[:most]:
             table.add_row(
                 f"{layout.label}\n{layout.reason}",
@@ -76,6 +76,7 @@ def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
     others = f"{more} more fit, and " if more > 0 else ""
     usable = f"{USABLE:.0%} of {cluster.device.memory_bytes / GIB:.3g} GiB"
     print(f"{others}{found.num_unfit} layouts do not fit into {usable}.")
+    print("In order of time, with one percent more for each kind of parallelism besides replicas.")
     print(f"\nbest: {found.best_as_code}")
     for text in advice(cluster):
         print(text)

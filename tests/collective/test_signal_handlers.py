@@ -5,16 +5,19 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from sparkdl.collective.telemetry.stalls import pending_waits
 from sparkdl.errors import CommunicatorError
+from tests.collective.eventually import eventually
 from tests.run_ranks import RankEnvironment, run_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sparkdl.collective import Communicator
 
@@ -24,6 +27,21 @@ CALLS: dict[str, Callable[[Communicator], Any]] = {
     "close": lambda communicator: communicator.close(),
 }
 REFUSAL = "a signal handler called"
+
+
+@contextmanager
+def signal_in_an_operation() -> Iterator[None]:
+    """Send SIGUSR1 to the main thread, which calls this, once it waits in an operation inside of the block."""
+    main = threading.get_ident()
+
+    def send() -> None:
+        assert eventually(lambda: bool(pending_waits()), timeout_s=60.0)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    yield
+    sending.join()
 
 
 def interrupt(environment: RankEnvironment, call: str) -> tuple[str, str]:
@@ -44,11 +62,8 @@ def interrupt(environment: RankEnvironment, call: str) -> tuple[str, str]:
             raise
 
     signal.signal(signal.SIGUSR1, handle)
-    sending = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1])
-    sending.start()
-    with pytest.raises(CommunicatorError, match=REFUSAL):
+    with signal_in_an_operation(), pytest.raises(CommunicatorError, match=REFUSAL):
         communicator.barrier()
-    sending.join()
     failure = communicator.failure
     communicator.close()
     return in_handler[0], str(failure)
@@ -64,28 +79,20 @@ def test_calls_in_a_handler_are_refused_and_end_the_operation_of_all_ranks(call:
 
 
 def interrupt_and_go_on(environment: RankEnvironment) -> list[float]:
-    """Each rank catches the error in its handler, and notes that it was asked to stop."""
-    asked = threading.Event()
+    """Rank 0 takes the error in its handler, and rank 1 comes after that."""
     with environment.open(timeout_s=60.0) as communicator:
 
         def handle(*_: object) -> None:
             with pytest.raises(CommunicatorError, match=REFUSAL):
                 communicator.barrier()
-            asked.set()
+            environment.rendezvous.set("asked", b"")
 
         signal.signal(signal.SIGUSR1, handle)
         ones = np.ones(2)
-        if environment.rank == 0:
-            main = threading.main_thread().ident
-            threading.Timer(0.5, signal.pthread_kill, [main, signal.SIGUSR1]).start()
-        else:
+        if environment.rank == 1:
             environment.rendezvous.get("asked", 60.0)
-        if environment.rank == 0:
-            waiting = threading.Thread(
-                target=lambda: asked.wait() and environment.rendezvous.set("asked", b"")
-            )
-            waiting.start()
-        communicator.allreduce(ones)
+        with signal_in_an_operation() if environment.rank == 0 else nullcontext():
+            communicator.allreduce(ones)
         communicator.barrier()
         return ones.tolist()
 

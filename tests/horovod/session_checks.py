@@ -14,6 +14,7 @@ import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.collective import current_communicator
+from sparkdl.collective.telemetry.stalls import pending_waits
 from sparkdl.errors import CommunicatorError
 from tests.collective.eventually import eventually
 
@@ -69,10 +70,15 @@ def check_a_signal_handler_cannot_call_horovod_in_the_middle_of_an_operation() -
             refused.append(str(caught.value))
         current_communicator().rendezvous.set("refused", b"")
 
+    main = threading.get_ident()
+
+    def send() -> None:
+        assert eventually(lambda: bool(pending_waits()), timeout_s=60.0)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
     if hvd.rank() == 0:
         before = signal.signal(signal.SIGUSR1, handle)
-        main = threading.main_thread().ident
-        sending = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGUSR1])
+        sending = threading.Thread(target=send)
         sending.start()
     else:
         current_communicator().rendezvous.get("refused", 60.0)

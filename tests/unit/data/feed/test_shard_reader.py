@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,11 @@ from sparkdl.errors import DataError
 def test_a_reader_that_is_closed_in_the_middle_of_a_look_is_not_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made: Future[ShardReader] = Future()
+
     def bytes_of(row_group: int) -> int:
         if row_group:
-            reader._stopped.wait(30.0)  # the second row group is not requested before the end
+            made.result(30.0)._stopped.wait(30.0)  # the second row group is not requested before the end
         return 1
 
     reader = ShardReader(
@@ -24,6 +28,7 @@ def test_a_reader_that_is_closed_in_the_middle_of_a_look_is_not_at_its_end(
         bytes_of=bytes_of,
         name_of=str,
     )
+    made.set_result(reader)
     assert next(reader)[0] == 0
     completed = reader._ventilator.completed
 

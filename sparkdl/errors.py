@@ -307,7 +307,7 @@ def did_you_mean(
     """
     folded = {word.lower(): word for word in known}
     near = difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.6)
-    near = near or [known for known in folded if known.startswith(f"{word.lower()}_")][:most]
+    near = near or [name for name in folded if name.startswith(f"{word.lower()}_")][:most]
     return f"Did you mean {' or '.join(show(folded[word]) for word in near)}?" if near else otherwise
 
 

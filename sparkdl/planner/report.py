@@ -54,12 +54,13 @@ def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
         details: whether to print the seconds and the GiB by kind in place of the reasons.
     """
     shape, cluster = found.shape, found.cluster
-    table = _table("", ("layout", "rows x passes", "batch up to", "GiB", "step", "MFU"))
+    columns = ("layout", "rows x passes", "batch up to", "GiB", "step", "MFU")
+    table = None if details else _table("", columns)  # before the first line, as rich may be missing
     print(
         f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters, on {cluster}\n"
         f"batches of {found.batch} rows of {shape.sequence} positions, in {found.precision}"
     )
-    if details:
+    if table is None:
         _print_details(found, most)
     else:
         for layout in found.layouts[:most]:

@@ -201,8 +201,8 @@ class _Line:
         with self._lock:
             if not self._is_closed:
                 if self._owner is None:
-                    self._start()
                     _watch.add(self)
+                    self._start()
                 self.is_drained = False
                 self._queue.put((work, source))
                 _watch.notify()
@@ -260,9 +260,8 @@ class _Line:
                 seen, self._seen, self._clock = self._seen, None, None
                 try:
                     self._start()
-                except (
-                    RuntimeError
-                ) as error:  # the process may have no more threads: the next look tries again
+                except RuntimeError as error:
+                    # The process may have no more threads now: the next look tries again.
                     logger.debug("No other thread can take over from a callback of %s: %s", self._name, error)
                     self._seen, self._clock = seen, clock
             return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +47,7 @@ def interrupt(environment: RankEnvironment, call: str) -> tuple[str, str]:
     """Rank 0 makes the call in a handler while it waits for rank 1, which comes only when rank 0 has failed."""
     communicator = environment.open(timeout_s=60.0)
     if environment.rank == 1:
-        while communicator.failure is None:
-            time.sleep(0.01)
+        assert eventually(lambda: communicator.failure is not None, timeout_s=100.0)
         communicator.close()
         return "", communicator.failure
     in_handler = []

@@ -356,7 +356,7 @@ class Telemetry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask for a report at any line
         self._members: dict[int, _Member] = {}
         # The garbage collector may drop a communicator at any line, also where this thread has a lock of a monitor: it
         # only notes the number, without a lock. The next method of the family does the rest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_plan_prints_the_layouts_and_the_best_one_to_paste(
     assert best["step_s"]["total"] > 0
     assert best["memory_bytes"]["total"] < 80 << 30
     assert picture.stat().st_size > 10_000
+
+
+def test_without_rich_the_details_are_printed_and_a_table_is_refused_before_its_first_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    arguments = ["plan", "llama-1b", "--batch", "64"]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "pip install rich" in captured.err
+    assert captured.out == ""
+    assert main([*arguments, "--details"]) == 0
+    assert "best: " in capsys.readouterr().out
 
 
 def test_plan_prints_how_a_model_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

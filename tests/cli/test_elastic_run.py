@@ -31,7 +31,7 @@ from tests.processes import wait_until_gone
     [
         WITH_A_STATE.replace("BACKEND", '"sparkdl"'),
         pytest.param(WITH_A_STATE.replace("BACKEND", '"gloo"'), marks=pytest.mark.slow),
-        FOR_HOROVOD,
+        pytest.param(FOR_HOROVOD, marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_loses_a_rank_continues_and_takes_in_another(tmp_path: Path, source: str) -> None:
@@ -70,6 +70,7 @@ def test_ranks_are_added_from_another_terminal_and_leave_after_a_step(tmp_path: 
     assert len(sizes(tmp_path)) == epochs  # no step was repeated
 
 
+@pytest.mark.slow  # tests/runner/test_elastic_worlds.py has such functions daily
 def test_a_script_without_a_state_begins_anew_in_new_processes(tmp_path: Path) -> None:
     (tmp_path / "kill").touch()
     done = run(

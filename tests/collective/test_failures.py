@@ -254,6 +254,7 @@ def test_transport_that_cannot_connect_the_ranks_is_refused(
         assert named in outcome["message"]
 
 
+@pytest.mark.slow  # takes a whole deadline; MPI's missed deadlines are tested daily
 def test_mpi_rank_that_dies_during_opening_does_not_hold_the_others_past_their_deadline() -> None:
     scene = mpi_failure_scenes.dies_while_mpi_makes_the_communicator
     outcome, _ = run_ranks(2, scene, transport="mpi", may_die=[1])

@@ -94,6 +94,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, st
     return found
 
 
+@pytest.mark.slow  # random programs run over Open MPI daily
 @pytest.mark.parametrize("check", CHECKS)
 def test_open_mpi_agrees_with_numpy(outcomes: dict[int, dict[str, str | None]], check: str) -> None:
     for rank, outcome in outcomes.items():

@@ -112,8 +112,8 @@ class Programs:
         self._ranks = None
 
 
-# The other transports differ in aspects that these two cover together.
-QUICK = {"shm-2", "mpi-2", "tcp-3", "three-hosts-of-2-1-and-1"}
+# The others differ in aspects that these cover together; programs over MPI run daily in test_mpiexec.py.
+QUICK = {"shm-2", "tcp-3", "three-hosts-of-2-1-and-1"}
 
 
 @pytest.fixture(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.cli.elastic_scripts import WITH_A_STATE, invitation, running, sizes
 from tests.collective.eventually import eventually
 from tests.hosts.network import hosts_with_ranks
 from tests.launchers import write_script
 
 
+@pytest.mark.slow  # ranks join from another terminal daily
 def test_ranks_of_another_host_join_a_run_and_leave_it(tmp_path: Path) -> None:
     script = str(write_script(tmp_path, WITH_A_STATE.replace("BACKEND", '"sparkdl"')))
     words = ("-n1", "--max", "2", script, str(tmp_path))

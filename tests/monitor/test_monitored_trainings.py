@@ -75,7 +75,13 @@ class Widths(nn.Module):
         return self.second(self.first(rows).tanh())
 
 
-@pytest.mark.parametrize("sizes", [Parallelism(shard=2), Parallelism(tensor=2)], ids=["shard", "tensor"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(Parallelism(shard=2), id="shard", marks=pytest.mark.slow),
+        pytest.param(Parallelism(tensor=2), id="tensor"),
+    ],
+)
 def test_ranks_that_divide_a_model_count_the_operations_of_their_parts(
     tmp_path: Path, sizes: Parallelism
 ) -> None:

@@ -31,6 +31,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(sdist, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow  # builds a distribution, as make release does before each release
 def test_sdist_carries_the_estimators_once_and_as_files(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         members = {"/".join(member.name.split("/")[1:]): member for member in archive.getmembers()}
@@ -38,6 +39,7 @@ def test_sdist_carries_the_estimators_once_and_as_files(sdist: Path) -> None:
     assert not [name for name in members if name.startswith("estimators")]
 
 
+@pytest.mark.slow  # builds a distribution, as make release does before each release
 def test_wheel_carries_the_estimators_as_files(python_wheel: Path) -> None:
     with zipfile.ZipFile(python_wheel) as archive:
         names = {info.filename: info for info in archive.infolist()}
@@ -52,6 +54,7 @@ def metadata_of(wheel: Path) -> list[str]:
         return archive.read(metadata).decode().splitlines()
 
 
+@pytest.mark.slow  # builds a distribution, as make release does before each release
 def test_wheel_has_its_own_distribution_name_and_the_version_of_the_package(python_wheel: Path) -> None:
     lines = metadata_of(python_wheel)
     assert f"Name: {DISTRIBUTION}" in lines

@@ -167,6 +167,7 @@ def test_fits_can_be_resumed_to_the_bit(tmp_path: Path, cases: dict[str, dict[st
                 assert_same_fit(whole, outcome)
 
 
+@pytest.mark.slow  # fits without local steps do so daily
 def test_a_fit_with_local_steps_resumes_on_another_number_of_ranks(
     dataset: ParquetDataset, tmp_path: Path
 ) -> None:

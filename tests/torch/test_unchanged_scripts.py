@@ -331,6 +331,7 @@ def test_ranks_meet_at_any_kind_of_address_with_any_timeout(tmp_path: Path, urls
     assert told(tmp_path) == {rank: [[6.0, 6.0]] * 2 * len(urls) for rank in (0, 1)}
 
 
+@pytest.mark.slow  # processes of torchrun meet in a store of their own daily: test_torchrun.py
 def test_ranks_may_be_renumbered_and_meet_in_a_store_of_their_own(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, RENUMBERED, num_ranks=3)
     assert (done.returncode, done.stderr) == (0, "")

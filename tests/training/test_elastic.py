@@ -235,6 +235,7 @@ def abort_once(marker: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
 calls: list[int] = []
 
 
+@pytest.mark.slow  # SIGTERM replaces a rank daily
 def test_a_frozen_rank_is_replaced_and_leaves_without_a_trace_when_it_runs_on(dataset, tmp_path):
     expected = train_in_one_process(slow_spec(tmp_path), dataset, PLANNED)
     was_frozen: list[int] = []
@@ -385,13 +386,11 @@ def test_a_fit_that_loses_all_ranks_continues_from_its_last_checkpoint(dataset, 
     assert_same_weights(state_of(module), expected, atol=TOLERANCE)
 
 
+@pytest.mark.slow  # tests/runner/test_elastic_worlds.py replaces groups of ranks daily
 @pytest.mark.parametrize(
     ("parallelism", "num_readers"),
-    [
-        pytest.param(Parallelism(tensor=2), 2, id="tensor", marks=pytest.mark.slow),
-        pytest.param(Parallelism(shard=2), 4, id="shard"),
-        pytest.param(Parallelism(pipeline=2), 2, id="pipeline", marks=pytest.mark.slow),
-    ],
+    [(Parallelism(tensor=2), 2), (Parallelism(shard=2), 4), (Parallelism(pipeline=2), 2)],
+    ids=["tensor", "shard", "pipeline"],
 )
 def test_replicas_of_a_divided_model_are_lost_and_replaced_as_a_whole(
     dataset, tmp_path, parallelism, num_readers

@@ -61,6 +61,7 @@ def test_classes_are_evaluated_as_by_scikit_learn(rows, values, tmp_path) -> Non
     found.plot().savefig(tmp_path / "three.png")
 
 
+@pytest.mark.slow_on("connect")
 @pytest.mark.parametrize("kind", ["binary_logit", "binary_probability", "class"])
 def test_curves_of_two_classes_are_those_of_scikit_learn(rows, values, kind) -> None:
     features, labels = values
@@ -86,6 +87,7 @@ def test_curves_of_two_classes_are_those_of_scikit_learn(rows, values, kind) -> 
     assert (last["FPR"], last["TPR"]) == (1.0, 1.0)
 
 
+@pytest.mark.slow_on("connect")
 def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_model(rows) -> None:
 
     model = TorchModel.from_module(
@@ -113,6 +115,7 @@ def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_mo
         model.copy({model.labelCol: "word"}).evaluate(rows)
 
 
+@pytest.mark.slow_on("connect")
 def test_numbers_and_several_outputs_are_evaluated_and_logged_to_the_run(rows, values, tracked: Path) -> None:
     features, labels = values
     model = TorchModel.from_module(
@@ -140,6 +143,7 @@ class Both(nn.Module):
         return {"number": rows, "price": rows[:, :1]}
 
 
+@pytest.mark.slow_on("connect")
 def test_rows_count_by_their_weights(rows):
     weighted = rows.withColumn("weight", F.round(F.abs(F.col("features")[1]), 2))
     collected = weighted.select("features", "number", "weight", "price").collect()
@@ -176,6 +180,7 @@ class FirstNumber(nn.Module):
         return features[:, :1]
 
 
+@pytest.mark.slow_on("connect")
 def test_thresholds_move_predictions_and_are_saved(rows, tmp_path):
     model = TorchModel.from_module(
         nn.Identity(), example=rows, outputs="class", labelCol="number", probabilityCol="probability"
@@ -200,6 +205,7 @@ def test_thresholds_move_predictions_and_are_saved(rows, tmp_path):
         loaded.setThresholds([1.0, 1.0]).transform(rows)
 
 
+@pytest.mark.slow_on("connect")
 def test_importances_are_the_fall_of_the_score_by_shuffling(rows, tmp_path):
     class FirstAlone(nn.Module):
         def forward(self, features):

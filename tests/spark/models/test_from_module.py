@@ -116,6 +116,7 @@ def test_module_with_named_inputs_and_outputs_predicts_text_of_any_length(texts)
     assert first.transform(texts).orderBy("id").first()["prediction"] in (0.0, 1.0, 2.0)
 
 
+@pytest.mark.slow_on("connect")
 def test_a_program_in_a_file_predicts_is_saved_and_is_what_export_writes(spark, tmp_path) -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)).eval()
     rows = spark.createDataFrame([([1.0, 2.0],), ([3.0, 5.0],), ([0.5, 1.0],)], "features array<double>")
@@ -240,6 +241,7 @@ def test_a_model_that_was_not_trained_for_a_task_is_refused(texts, tmp_path) -> 
         TorchModel.from_pretrained(folder, example=texts, task="text-classification")
 
 
+@pytest.mark.slow_on("connect")
 def test_a_trained_language_model_continues_texts(texts, tmp_path, monkeypatch) -> None:
     import transformers
 
@@ -286,6 +288,7 @@ def scores_of(network: nn.Module, transform: Any, images: Any) -> torch.Tensor:
         return network.eval()(torch.stack([transform(image) for image in opened]))
 
 
+@pytest.mark.slow_on("connect")
 def test_a_trained_network_of_timm_scores_a_folder_of_images(images, tmp_path) -> None:
     import timm
 

@@ -85,7 +85,12 @@ def train_plainly(case, seed):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("digits", marks=pytest.mark.slow), "breast cancer", "diabetes"]
+    "name",
+    [
+        pytest.param("digits", marks=pytest.mark.slow),
+        "breast cancer",
+        pytest.param("diabetes", marks=pytest.mark.slow),
+    ],
 )
 def test_a_ready_made_network_is_as_good_as_the_same_layers_in_plain_torch(tmp_path, one_thread, name):
     case = CASES[name]

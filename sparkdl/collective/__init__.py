@@ -29,7 +29,7 @@ from sparkdl.rendezvous.handshake import new_secret
 from sparkdl.rendezvous.hosts import find_hosts
 from sparkdl.rendezvous.listener import AuthenticatedListener
 from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
-from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, all_gather_bytes
+from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
 
 __all__ = [
     "TRANSPORTS",
@@ -42,7 +42,6 @@ __all__ = [
     "Deadline",
     "Handle",
     "PmiServer",
-    "PrefixRendezvous",
     "Rendezvous",
     "RendezvousClient",
     "StallCheck",

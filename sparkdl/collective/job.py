@@ -188,7 +188,7 @@ def join_job(job: RankJob, coordinator: Coordinator | None = None) -> Communicat
     """
     membership = _enter(job, coordinator)
     membership.communicator = open_communicator(
-        rendezvous=membership.client.prefix("ranks"),
+        rendezvous=membership.client.view("ranks"),
         rank=job.rank,
         world_size=job.world_size,
         secret=job.secret,

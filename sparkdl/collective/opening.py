@@ -14,7 +14,7 @@ from sparkdl.collective.telemetry.monitor import Telemetry
 from sparkdl.collective.telemetry.stalls import NotedWait, StallCheck
 from sparkdl.errors import ParamError
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
-from sparkdl.rendezvous.store import PrefixRendezvous, answered_by
+from sparkdl.rendezvous.store import answered_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def open_communicator(
     timeout_s: float = 300.0,
     name: str = "world",
     host_of_rank: Sequence[int] | None = None,
-    own_rendezvous: PrefixRendezvous | None = None,
+    own_rendezvous: Rendezvous | None = None,
     wire: str = "float32",
     stall_check: StallCheck | None = None,
     telemetry: Telemetry | None = None,
@@ -114,7 +114,7 @@ def open_communicator(
         if own_rendezvous is None:
             # A second opening of a name must not read keys that the first one left in the store.
             count = rendezvous.add(f"communicator/{name}/openings/{rank}/{world_size}", 1)
-            own_rendezvous = PrefixRendezvous(rendezvous, f"communicator/{name}/{count}")
+            own_rendezvous = rendezvous.view(f"communicator/{name}/{count}")
         opening = Opening(
             rendezvous=rendezvous,
             own_rendezvous=own_rendezvous,

@@ -15,7 +15,6 @@ from sparkdl.collective.telemetry.monitor import Telemetry
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.errors import ParamError
 from sparkdl.rendezvous.hosts import find_hosts
-from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import Topology, name_ranks
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Opening:
     """
 
     rendezvous: Rendezvous
-    own_rendezvous: PrefixRendezvous
+    own_rendezvous: Rendezvous
     rank: int
     world_size: int
     secret: bytes = field(repr=False)
@@ -152,7 +151,7 @@ class ProcessSets:
             timeout_s=opening.timeout_s,
             name=f"{opening.name}/{name}",
             host_of_rank=self._topology.hosts_of(members),
-            own_rendezvous=PrefixRendezvous(opening.own_rendezvous, f"set/{name}/{members}/{number}"),
+            own_rendezvous=opening.own_rendezvous.view(f"set/{name}/{members}/{number}"),
             wire=opening.wire,
             stall_check=stall_check or opening.stall_check,
             telemetry=telemetry,

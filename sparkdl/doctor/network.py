@@ -17,7 +17,7 @@ import numpy as np
 from sparkdl.collective import (
     Address,
     AuthenticatedListener,
-    PrefixRendezvous,
+    Rendezvous,
     all_gather_bytes,
     connect_authenticated,
     find_hosts,
@@ -58,7 +58,7 @@ def survey_network(context: RankContext, secret: bytes, *, seconds: float, timeo
         that this rank measured: lists of ``[rank, rank, by, bytes per second, seconds of a barrier]``; and
         ``failure``: why no data could be sent, or empty.
     """
-    rendezvous = PrefixRendezvous(context.rendezvous, "doctor")
+    rendezvous = context.rendezvous.view("doctor")
     world: dict[str, Any] = {"rank": context.rank, "world_size": context.world_size, "timeout_s": timeout_s}
     hosts = find_hosts(rendezvous, **world)
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
@@ -73,7 +73,7 @@ def survey_network(context: RankContext, secret: bytes, *, seconds: float, timeo
 
 
 def _try_addresses(
-    rendezvous: PrefixRendezvous,
+    rendezvous: Rendezvous,
     secret: bytes,
     hosts: Sequence[int],
     leaders: Sequence[int],
@@ -127,7 +127,7 @@ def _failure(secret: bytes, rank: int, host: str, port: int) -> str:
 
 
 def _measure(
-    rendezvous: PrefixRendezvous,
+    rendezvous: Rendezvous,
     secret: bytes,
     hosts: Sequence[int],
     leaders: Sequence[int],

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
 from sparkdl.closing import Closing
-from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
+from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.addresses import is_local
 from sparkdl.rendezvous.coordinator import PURPOSE
 from sparkdl.rendezvous.deadline import Deadline
@@ -30,7 +30,7 @@ from sparkdl.rendezvous.protocol import (
     pack,
     unpack,
 )
-from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, time_for_answers_s
+from sparkdl.rendezvous.store import Rendezvous, time_for_answers_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ _GOODBYE_TIMEOUT_S = 5.0
 class RendezvousClient(Rendezvous, Closing):
     """A :class:`~sparkdl.rendezvous.store.Rendezvous` that a coordinator serves; a context manager.
 
-    Create it with :meth:`connect`.
+    Create it with :meth:`connect`. Its views use the same connection.
     """
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
@@ -63,7 +63,8 @@ class RendezvousClient(Rendezvous, Closing):
         self._answers: dict[int, Future[tuple[int, list[bytes]]]] = {}
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        self._ended: str | None = None
+        self._ended: list[str] = []
+        """Why the connection has ended; empty before. A list, as views share it."""
         self._reader = threading.Thread(target=self._read, name="sparkdl-rendezvous", daemon=True)
         self._reader.start()
 
@@ -86,41 +87,47 @@ class RendezvousClient(Rendezvous, Closing):
                 f"value of {key!r} has {len(value)} bytes; the rendezvous keeps at most {MAX_VALUE_BYTES}."
                 " Send large data through a communicator."
             )
-        self._ask(Operation.SET, key.encode(), bytes(value))
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """See :class:`Rendezvous`."""
-        milliseconds = str(max(0, round(timeout_s * 1000))).encode()
-        patience_s = timeout_s + _ANSWER_TIMEOUT_S
-        status, fields = self._request(Operation.GET, key.encode(), milliseconds, patience_s=patience_s)
-        if status == Status.LATE:
-            raise CommunicatorTimeoutError(f"no rank set {key!r} within {timeout_s:g} s")
-        return fields[0]
+        self._ask(Operation.SET, self._encode(key), bytes(value))
 
     def add(self, key: str, amount: int) -> int:
         """See :class:`Rendezvous`."""
-        return int(self._ask(Operation.ADD, key.encode(), str(amount).encode()))
+        return int(self._ask(Operation.ADD, self._encode(key), str(amount).encode()))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """See :class:`Rendezvous`."""
-        return self._ask(Operation.COMPARE_SET, key.encode(), expected, desired)
+        return self._ask(Operation.COMPARE_SET, self._encode(key), expected, desired)
 
     def delete(self, key: str) -> bool:
         """See :class:`Rendezvous`."""
-        return self._ask(Operation.DELETE, key.encode()) == b"1"
+        return self._ask(Operation.DELETE, self._encode(key)) == b"1"
 
-    def check(self, keys: Sequence[str]) -> bool:
+    def num_keys(self) -> int:
         """See :class:`Rendezvous`."""
-        return self._ask(Operation.CHECK, *(key.encode() for key in keys)) == b"1"
+        return int(self._ask(Operation.NUM_KEYS, self._encode("")))
 
-    def num_keys(self, prefix: str = "") -> int:
+    def post(self, queue: str, value: bytes) -> int:
         """See :class:`Rendezvous`."""
-        return int(self._ask(Operation.NUM_KEYS, prefix.encode()))
+        return int(self._ask(Operation.POST, self._encode(queue), value))
 
-    def exchange(
-        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    def post_if_lost(self, queue: str, value: bytes) -> None:
+        """See :class:`Rendezvous`."""
+        self._ask(Operation.POST_IF_LOST, self._encode(queue), value)
+
+    def _are_set(self, keys: Sequence[str]) -> bool:
+        return self._ask(Operation.CHECK, *map(self._encode, keys)) == b"1"
+
+    def _wait_for(self, key: str, timeout_s: float) -> bytes | None:
+        status, fields = self._request(
+            Operation.GET,
+            self._encode(key),
+            str(max(0, round(timeout_s * 1000))).encode(),
+            patience_s=timeout_s + _ANSWER_TIMEOUT_S,
+        )
+        return None if status == Status.LATE else fields[0]
+
+    def _exchange(
+        self, key: str, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """See :class:`Rendezvous`."""
         if len(value) * world_size > MAX_VALUE_BYTES:
             raise CommunicatorError(
                 f"rank {rank}'s value of {key!r} has {len(value)} bytes; with {world_size} ranks, a value may have"
@@ -130,18 +137,10 @@ class RendezvousClient(Rendezvous, Closing):
         number_fields = [str(number).encode() for number in numbers]
         status, fields = self._request(
             Operation.EXCHANGE,
-            *(key.encode(), *number_fields[:2], bytes(value), number_fields[2]),
+            *(self._encode(key), *number_fields[:2], bytes(value), number_fields[2]),
             patience_s=timeout_s + _ANSWER_TIMEOUT_S,
         )
         return frozenset(int(field) for field in fields) if status == Status.LATE else cut_values(fields[0])
-
-    def post(self, queue: str, value: bytes) -> int:
-        """See :class:`Rendezvous`."""
-        return int(self._ask(Operation.POST, queue.encode(), value))
-
-    def post_if_lost(self, queue: str, value: bytes) -> None:
-        """See :class:`Rendezvous`."""
-        self._ask(Operation.POST_IF_LOST, queue.encode(), value)
 
     def hosts_here(self) -> tuple[str, ...]:
         """See :class:`Rendezvous`.
@@ -150,10 +149,6 @@ class RendezvousClient(Rendezvous, Closing):
         other machines use them. On any other machine, this is the local address of the connection to the coordinator.
         """
         return self._hosts_here
-
-    def prefix(self, name: str) -> PrefixRendezvous:
-        """Return a view in which every key begins with ``name/``."""
-        return PrefixRendezvous(self, name)
 
     def close(self) -> None:
         """Say goodbye and close; waits of other threads end with an error. May be called again."""
@@ -167,6 +162,9 @@ class RendezvousClient(Rendezvous, Closing):
             self._reader.join()
         self._sock.close()
 
+    def _encode(self, key: str) -> bytes:
+        return (self._prefix + key).encode()
+
     def _ask(self, operation: Operation, *fields: bytes) -> bytes:
         patience_s = max(_LEAST_PATIENCE_S, time_for_answers_s(_ANSWER_TIMEOUT_S))
         status, answer = self._request(operation, *fields, patience_s=patience_s)
@@ -178,15 +176,15 @@ class RendezvousClient(Rendezvous, Closing):
         future: Future[tuple[int, list[bytes]]] = Future()
         deadline = Deadline(min(patience_s, time_for_answers_s(patience_s) + _GRACE_S))
         with self._lock:
-            if self._ended is not None:
-                raise CommunicatorError(f"{operation.name} is not possible: {self._ended}")
+            if self._ended:
+                raise CommunicatorError(f"{operation.name} is not possible: {self._ended[0]}")
             number = next(self._numbers)
             self._answers[number] = future
         try:
             self._send(pack(number, operation, fields), deadline)
         except OSError as error:
             self._end(f"lost the connection to the coordinator: {error}")
-            raise CommunicatorError(f"{operation.name} failed: {self._ended}") from error
+            raise CommunicatorError(f"{operation.name} failed: {self._ended[0]}") from error
         try:
             return future.result(deadline.remaining_s())
         except FutureTimeoutError:
@@ -218,11 +216,11 @@ class RendezvousClient(Rendezvous, Closing):
 
     def _end(self, reason: str) -> None:
         with self._lock:
-            if self._ended is None:
-                self._ended = reason
-            answers, self._answers = self._answers, {}
-        for future in answers.values():
-            future.set_exception(CommunicatorError(self._ended))
+            self._ended.append(reason)
+            futures = list(self._answers.values())
+            self._answers.clear()
+        for future in futures:
+            future.set_exception(CommunicatorError(self._ended[0]))
 
 
 def _hosts_here(sock: socket.socket, address: Address) -> tuple[str, ...]:

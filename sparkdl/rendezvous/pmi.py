@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sparkdl.closing import Closing
 from sparkdl.errors import CommunicatorError
 from sparkdl.rendezvous.hosts import FOLDER
-from sparkdl.rendezvous.store import PrefixRendezvous, Rendezvous, all_gather_bytes
+from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ class PmiServer(Closing):
         timeout_s: float = 300.0,
     ) -> None:
         self._sock = sock
-        self._rendezvous = PrefixRendezvous(rendezvous, "pmi")
+        self._rendezvous = rendezvous.view("pmi")
         self._rank = rank
         self._world_size = world_size
         self._mapping = process_mapping(host_of_rank) if host_of_rank is not None else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorTimeoutError
@@ -17,25 +18,80 @@ from sparkdl.rendezvous.protocol import cut_values, join_values
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Self
+
+_INTERRUPT_S = 0.2
+"""How often the interrupts of a view are called while it waits."""
 
 _deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 
 class Rendezvous(ABC):
-    """A store shared by the ranks of a job. Every operation may be called from several threads at once."""
+    """A store shared by the ranks of a job. Every operation may be called from several threads at once.
 
-    @abstractmethod
-    def set(self, key: str, value: bytes) -> None:
-        """Store a value of at most 64 MiB; clients that wait for the key get it."""
+    An implementation puts :attr:`_prefix` before each key and the name of each queue.
+    """
 
-    @abstractmethod
+    _prefix = ""
+    _interrupts: tuple[Callable[[], object], ...] = ()
+
+    def view(self, name: str, interrupt: Callable[[], object] | None = None) -> Self:
+        """Return a view in which every key begins with ``name/``, so that keys of independent users do not collide.
+
+        Args:
+            name: beginning of the keys.
+            interrupt: function that is called before :meth:`get`, :meth:`exchange` and :meth:`check` of the view and,
+                while they wait, several times a second; an exception that it raises ends them.
+        """
+        view = copy(self)
+        view._prefix = f"{self._prefix}{name}/"
+        if interrupt is not None:
+            view._interrupts = (*self._interrupts, interrupt)
+        return view
+
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait until the key is set and return its value.
 
         Raises:
             CommunicatorTimeoutError: if it is not set in time; the message names the key.
         """
+        deadline = Deadline(timeout_s)
+        while (value := self._wait_for(key, self._time_to_wait_s(deadline))) is None:
+            if deadline.expired or not self._interrupts:
+                raise CommunicatorTimeoutError(f"no rank set {self._prefix + key!r} within {timeout_s:g} s")
+        return value
+
+    def exchange(
+        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    ) -> list[bytes] | frozenset[int]:
+        """Give this rank's value and wait for the values of all ranks.
+
+        Returns the values in order of rank; after the timeout, the set of the ranks that have given their value. A rank
+        that was not answered in time may ask again.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            values = self._exchange(key, rank, world_size, value, self._time_to_wait_s(deadline))
+            if isinstance(values, list) or deadline.expired or not self._interrupts:
+                return values
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are set, without waiting."""
+        for interrupt in self._interrupts:
+            interrupt()
+        return self._are_set(keys)
+
+    def _time_to_wait_s(self, deadline: Deadline) -> float:
+        """Time until the next call of the interrupts, or of the whole wait without them; calls them now."""
+        for interrupt in self._interrupts:
+            interrupt()
+        return min(_INTERRUPT_S, deadline.remaining_s()) if self._interrupts else deadline.timeout_s
+
+    @abstractmethod
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value of at most 64 MiB; clients that wait for the key get it."""
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
@@ -53,12 +109,16 @@ class Rendezvous(ABC):
         """Remove a key; return whether it was there."""
 
     @abstractmethod
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are set, without waiting."""
+    def num_keys(self) -> int:
+        """Count the keys of this view."""
 
     @abstractmethod
-    def num_keys(self, prefix: str = "") -> int:
-        """Count the keys that begin with ``prefix``."""
+    def _wait_for(self, key: str, timeout_s: float) -> bytes | None:
+        """Wait until the key is set and return its value; None if it is not set in time."""
+
+    @abstractmethod
+    def _are_set(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are set, without waiting."""
 
     def post(self, queue: str, value: bytes) -> int:
         """Set the next numbered key of a queue, ``queue/1`` being the first, and return its number.
@@ -77,14 +137,10 @@ class Rendezvous(ABC):
         notice losses.
         """
 
-    def exchange(
-        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
+    def _exchange(
+        self, key: str, rank: int, world_size: int, value: bytes, timeout_s: float
     ) -> list[bytes] | frozenset[int]:
-        """Give this rank's value and wait for the values of all ranks.
-
-        Returns the values in order of rank; after the timeout, the set of the ranks that have given their value. A rank
-        that was not answered in time may ask again.
-        """
+        """As :meth:`exchange`, without interrupts."""
         deadline = Deadline(timeout_s)
         rank_keys = [f"{key}/{other}" for other in range(world_size)]
         self.set(rank_keys[rank], value)
@@ -123,62 +179,6 @@ def time_for_answers_s(longest_s: float) -> float:
     """The timeout of a request of this thread: ``longest_s``, or less within :func:`answered_by`."""
     deadline = _deadline.get()
     return longest_s if deadline is None else min(longest_s, deadline.remaining_s())
-
-
-class PrefixRendezvous(Rendezvous):
-    """A view of a rendezvous in which every key has a prefix, so that the keys of independent users do not collide."""
-
-    def __init__(self, rendezvous: Rendezvous, name: str) -> None:
-        self._rendezvous = rendezvous
-        self._prefix = f"{name}/"
-
-    def set(self, key: str, value: bytes) -> None:
-        """See :class:`Rendezvous`."""
-        self._rendezvous.set(self._prefix + key, value)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.get(self._prefix + key, timeout_s)
-
-    def add(self, key: str, amount: int) -> int:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.add(self._prefix + key, amount)
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.compare_set(self._prefix + key, expected, desired)
-
-    def delete(self, key: str) -> bool:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.delete(self._prefix + key)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.check([self._prefix + key for key in keys])
-
-    def num_keys(self, prefix: str = "") -> int:
-        """See :class:`Rendezvous`; counts only the keys of this view."""
-        return self._rendezvous.num_keys(self._prefix + prefix)
-
-    def exchange(
-        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
-    ) -> list[bytes] | frozenset[int]:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.exchange(
-            self._prefix + key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s
-        )
-
-    def post(self, queue: str, value: bytes) -> int:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.post(self._prefix + queue, value)
-
-    def post_if_lost(self, queue: str, value: bytes) -> None:
-        """See :class:`Rendezvous`."""
-        self._rendezvous.post_if_lost(self._prefix + queue, value)
-
-    def hosts_here(self) -> tuple[str, ...]:
-        """See :class:`Rendezvous`."""
-        return self._rendezvous.hosts_here()
 
 
 def all_gather_bytes(

@@ -39,7 +39,6 @@ from torch.distributed.rendezvous import (
 from sparkdl.collective import (
     Communicator,
     Deadline,
-    PrefixRendezvous,
     Rendezvous,
     current_communicator,
     new_secret,
@@ -49,7 +48,7 @@ from sparkdl.collective import (
 from sparkdl.collective.current import communicator_for, current_job, find_mpi_world, job_rendezvous
 from sparkdl.collective.job import find_all, host_job
 from sparkdl.collective.torchrun_variables import is_own_run, is_torchruns
-from sparkdl.errors import CommunicatorTimeoutError, ParamError, SparkdlError
+from sparkdl.errors import ParamError, SparkdlError
 from sparkdl.patches.late_parameters import average_late_parameters
 from sparkdl.patches.mesh_caches import forget_meshes
 from sparkdl.patches.rendezvous_handlers import replace_handlers
@@ -141,31 +140,23 @@ class RendezvousStore(Store):
 
 
 class StoreRendezvous(Rendezvous):
-    """A rendezvous whose keys are in a c10d store, below one prefix."""
+    """A rendezvous whose keys are in a c10d store."""
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._prefix = prefix
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key."""
         self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # bytes are accepted
 
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """The value of a key, waiting until it is set.
-
-        Raises:
-            CommunicatorTimeoutError: if it is still unset after ``timeout_s``.
-        """
+    def _wait_for(self, key: str, timeout_s: float) -> bytes | None:
         # Polled instead of the store's own `wait`: a TCPStore serves one caller at a time, and communicators wait on
         # their own threads while other threads set keys.
         deadline = Deadline(timeout_s)
         pause_s = _FIRST_PAUSE_S
         while not self._store.check([self._prefix + key]):
             if deadline.remaining_s() <= 0:
-                raise CommunicatorTimeoutError(
-                    f"no rank set {self._prefix + key!r} in the c10d store within {timeout_s:g} s"
-                )
+                return None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return bytes(self._store.get(self._prefix + key))
@@ -182,7 +173,7 @@ class StoreRendezvous(Rendezvous):
         """Delete a key; True if there was one."""
         return bool(self._store.delete_key(self._prefix + key))
 
-    def num_keys(self, prefix: str = "") -> int:
+    def num_keys(self) -> int:
         """Not available: c10d cannot count the keys below a prefix.
 
         Raises:
@@ -205,8 +196,7 @@ class StoreRendezvous(Rendezvous):
             if not is_loopback(there) and (host := route_host(there)) is not None
         )
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys are set."""
+    def _are_set(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check([self._prefix + key for key in keys]))
 
 
@@ -236,7 +226,7 @@ class JobStore(RendezvousStore):
         store = job_rendezvous(job)
         # torch numbers its groups from zero again after destroy_process_group; the ranks initialize equally often.
         count = store.add(f"torchrun/stores/{rank}/{world_size}", 1)
-        super().__init__(PrefixRendezvous(store, f"torchrun/{world_size}/{count}"), timeout_s=timeout_s)
+        super().__init__(store.view(f"torchrun/{world_size}/{count}"), timeout_s=timeout_s)
         self.job = job
 
 
@@ -477,7 +467,7 @@ def _is_whole_job(options: Any, timeout_s: float) -> bool:
     if job is None or options.global_ranks_in_group or options.group_size != job.world_size:
         return False
     numbers = all_gather_bytes(
-        StoreRendezvous(options.store, "sparkdl/"),
+        StoreRendezvous(options.store).view("sparkdl"),
         key="numbers",
         rank=options.group_rank,
         world_size=options.group_size,
@@ -491,9 +481,9 @@ def _group_rendezvous(options: Any) -> Rendezvous:
     """The rendezvous of a group without a given communicator: below the world's, or in the store that torch passed."""
     world = _world()
     if world is None:
-        return StoreRendezvous(options.store, "sparkdl/")
+        return StoreRendezvous(options.store).view("sparkdl")
     ranks = "-".join(map(str, options.global_ranks_in_group))
-    return PrefixRendezvous(world.rendezvous, f"group/{options.group_id}/{ranks}")
+    return world.rendezvous.view(f"group/{options.group_id}/{ranks}")
 
 
 def _open_for_group(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicator:
@@ -543,7 +533,7 @@ def _fresh_keys(communicator: Communicator) -> Rendezvous:
     torch numbers its groups from zero again after ``destroy_process_group``.
     """
     _num_inits[communicator] = _num_inits.get(communicator, 0) + 1
-    return PrefixRendezvous(communicator.rendezvous, f"torch/{communicator.name}/{_num_inits[communicator]}")
+    return communicator.rendezvous.view(f"torch/{communicator.name}/{_num_inits[communicator]}")
 
 
 def _shared_secret(rendezvous: Rendezvous, rank: int, timeout_s: float) -> bytes:

@@ -24,7 +24,6 @@ import numpy as np
 
 from sparkdl.collective import open_communicator
 from sparkdl.collective.native.ring_connections import connect_rings
-from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import Topology
 from tests.collective.eventually import eventually
 from tests.collective.scenes.failure_scenes import Outcome, error_of
@@ -217,7 +216,7 @@ def garbage(environment: RankEnvironment, kind: str) -> Outcome:
 def _send_garbage(environment: RankEnvironment, name: str, kind: str, hosts: tuple[int, ...]) -> None:
     """Connect as a communicator does, and send garbage."""
     rings = connect_rings(
-        PrefixRendezvous(environment.rendezvous, f"communicator/{name}/1"),
+        environment.rendezvous.view(f"communicator/{name}/1"),
         topology=Topology(rank=environment.rank, host_of_rank=hosts),
         secret=environment.secret,
         name=name,

@@ -53,11 +53,11 @@ def test_missing_key_is_named_when_its_time_is_up(rendezvous: RendezvousClient) 
     with pytest.raises(CommunicatorTimeoutError, match="missing"):
         store.wait(["missing"], timedelta(seconds=0.05))
     with pytest.raises(CommunicatorTimeoutError, match="missing"):
-        StoreRendezvous(dist.HashStore(), "x/").get("missing", 0.05)
+        StoreRendezvous(dist.HashStore()).view("x").get("missing", 0.05)
 
 
 def test_rendezvous_over_a_c10d_store_keeps_bytes() -> None:
-    rendezvous = StoreRendezvous(dist.HashStore(), "x/")
+    rendezvous = StoreRendezvous(dist.HashStore()).view("x")
     rendezvous.set("key", b"\x00\xff")
     assert rendezvous.get("key", 1.0) == b"\x00\xff"
     assert rendezvous.add("count", 4) == 4

@@ -17,7 +17,7 @@ from sparkdl.errors import (
     RankLostError,
 )
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.store import PrefixRendezvous
+from sparkdl.rendezvous.store import Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class PeerWatch:
     """
 
     def __init__(
-        self, rendezvous: PrefixRendezvous, *, rank: int, world_size: int, position: Callable[[], int]
+        self, rendezvous: Rendezvous, *, rank: int, world_size: int, position: Callable[[], int]
     ) -> None:
         self._rendezvous = rendezvous
         self._rank = rank

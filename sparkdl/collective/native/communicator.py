@@ -26,7 +26,7 @@ from sparkdl.collective.native.segment import SegmentError, open_segment
 from sparkdl.collective.telemetry.stalls import numbered, warn_of_stall, watch_native
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.rendezvous.addresses import LOOPBACK
-from sparkdl.rendezvous.store import PrefixRendezvous
+from sparkdl.rendezvous.store import Rendezvous
 from sparkdl.topology import Topology, number_hosts
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class NativeCommunicator(Communicator):
         self._num_arenas += 1
         try:
             fd = open_segment(
-                PrefixRendezvous(self._own_rendezvous, f"arena/{self._num_arenas}"),
+                self._own_rendezvous.view(f"arena/{self._num_arenas}"),
                 self._memory,
                 secret=self.secret,
                 num_bytes=part_bytes * self._memory.local_size,
@@ -247,11 +247,11 @@ def _share_memory(opening: Opening, topology: Topology) -> tuple[Topology, int]:
         failed = error.hosts
     without = number_hosts([(host, rank if host in failed else None) for rank, host in enumerate(hosts)])
     memory = Topology(rank=topology.rank, host_of_rank=without)
-    second = PrefixRendezvous(opening.own_rendezvous, "second try")
+    second = opening.own_rendezvous.view("second try")
     return memory, _open_segment(opening, second, memory)
 
 
-def _open_segment(opening: Opening, rendezvous: PrefixRendezvous, topology: Topology) -> int:
+def _open_segment(opening: Opening, rendezvous: Rendezvous, topology: Topology) -> int:
     return open_segment(
         rendezvous,
         topology,

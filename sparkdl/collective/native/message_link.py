@@ -35,12 +35,9 @@ import numpy as np
 from sparkdl.collective.messages import NEWS_S, Envelope, compare, fail_communicator
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
-from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S, Deadline
-from sparkdl.rendezvous.store import PrefixRendezvous
+from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sparkdl.collective.communicator import Communicator, Handle
     from sparkdl.collective.messages import PendingMessage
     from sparkdl.collective.native.point_to_point import AnySource
@@ -105,47 +102,6 @@ def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
     return communicator
 
 
-class WatchedRendezvous(PrefixRendezvous):
-    """A part of a rendezvous in which waits end when a communicator fails or is dropped."""
-
-    def __init__(self, rendezvous: Rendezvous, communicator: weakref.ref[Communicator]) -> None:
-        super().__init__(rendezvous, "messages")
-        self._communicator = communicator
-
-    def exchange(
-        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
-    ) -> list[bytes] | frozenset[int]:
-        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
-        deadline = Deadline(timeout_s)
-        while True:
-            check_alive(self._communicator)
-            values = super().exchange(
-                key,
-                rank=rank,
-                world_size=world_size,
-                value=value,
-                timeout_s=deadline.at_most(_POLL_S).timeout_s,
-            )
-            if isinstance(values, list) or deadline.expired:
-                return values
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
-        deadline = Deadline(timeout_s)
-        while True:
-            check_alive(self._communicator)
-            try:
-                return super().get(key, deadline.at_most(_POLL_S).timeout_s)
-            except CommunicatorTimeoutError:
-                if deadline.expired:
-                    raise
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
-        check_alive(self._communicator)
-        return super().check(keys)
-
-
 _BYE_S = 2.0
 
 
@@ -180,7 +136,8 @@ class MessageLink:
         self._parent = weakref.ref(parent)
         self._parent_name, self._rank, self._peer = parent.name, parent.rank, peer
         self._any_source = any_source
-        watched = WatchedRendezvous(rendezvous, self._parent)
+        # Waits end when the parent fails or is dropped.
+        watched = rendezvous.view("messages", partial(check_alive, self._parent))
         ranks = sorted([parent.rank, peer])
         self._open_pairs = [
             (
@@ -189,7 +146,7 @@ class MessageLink:
                     parent.open_other,
                     rendezvous=watched,
                     # There is one opening per name, so no count of openings is needed.
-                    own_rendezvous=PrefixRendezvous(watched, f"{speaker} to {listener}"),
+                    own_rendezvous=watched.view(f"{speaker} to {listener}"),
                     rank=ranks.index(parent.rank),
                     world_size=2,
                     secret=parent.secret,

@@ -15,7 +15,6 @@ from sparkdl.collective.native.message_link import MessageLink, check_alive
 from sparkdl.collective.telemetry.monitor import OperationMonitor
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError
 from sparkdl.rendezvous.deadline import check_timeout
-from sparkdl.rendezvous.store import PrefixRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -143,7 +142,7 @@ class AnySource:
             communicator.rank,
             communicator.world_size,
         )
-        self._notes = PrefixRendezvous(rendezvous, "callers")
+        self._notes = rendezvous.view("callers")
         self._lock = threading.Lock()
         self._waiting: defaultdict[int, deque[PendingMessage]] = defaultdict(deque)
         self._thread: threading.Thread | None = None

@@ -25,7 +25,6 @@ from sparkdl.errors import (
     TransportUnavailableError,
 )
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import group_ranks, name_groups, name_ranks
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ def _begin(
     NCCL waits for all ranks. A rank that fails notifies the others through the rendezvous, so that they need not wait.
     """
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
-    news = PrefixRendezvous(communicator.rendezvous, f"nccl/{name}/{count}")
+    news = communicator.rendezvous.view(f"nccl/{name}/{count}")
     core = None
     try:
         core = NcclCommunicator(

@@ -33,7 +33,6 @@ from sparkdl.collective.telemetry.clock_offset import SharedClock, measure_offse
 from sparkdl.collective.telemetry.monitor import CommunicatorKey, Recorded, label_communicators
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.store import PrefixRendezvous
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
@@ -239,7 +238,7 @@ class Timeline:
         begin = np.array([time.monotonic_ns(), time.time_ns() // 1000], np.int64)
         duplicate.broadcast(begin, root=0, name="beginning of the timeline")
         self._begin_ns, self._begin_epoch_us = map(int, begin)
-        self._rendezvous = PrefixRendezvous(duplicate.rendezvous, f"{duplicate.name}/{self._begin_ns}")
+        self._rendezvous = duplicate.rendezvous.view(f"{duplicate.name}/{self._begin_ns}")
         is_live = is_live and duplicate.rank == 0
         telemetry.start_recording(max_events, has_news=is_live)
         self._live = LiveTimeline(path, telemetry, self._world_rank(0), self._begin_ns) if is_live else None

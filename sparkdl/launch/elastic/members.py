@@ -103,7 +103,7 @@ def run_members(
         coordinator = stack.enter_context(Coordinator(secret=spec.secret, world_size=limits.most, host=host))
         client = RendezvousClient.connect(coordinator.address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
-        rendezvous = client.prefix(PREFIX)
+        rendezvous = client.view(PREFIX)
         wanted = spec.num_ranks // limits.group_size
         roster = Roster(rendezvous, wanted=wanted, limits=limits, leases=leases or repeat(""))
         offers = OfferedSlots(rendezvous, first=_own_slots(limits), versions=spec.versions)

@@ -303,7 +303,7 @@ class SlotOffer:
             ) from error
         with client:
             try:
-                self._serve(client.prefix(PREFIX))
+                self._serve(client.view(PREFIX))
             except CommunicatorTimeoutError as error:
                 raise LaunchError(
                     f"The run at {address} has not answered within {CONNECT_TIMEOUT_S:g} s: {error}. Look "

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sparkdl.collective import Communicator, PrefixRendezvous, Rendezvous, find_hosts, open_communicator
+from sparkdl.collective import Communicator, Rendezvous, find_hosts, open_communicator
 from sparkdl.collective.current import provided
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.job import RankJob
@@ -201,7 +201,7 @@ class RankContext:
             timeout_s = self.job.timeout_s
             with NotedWait("world", tuple(range(self.world_size)), "opening", timeout_s):
                 hosts = find_hosts(
-                    PrefixRendezvous(self.rendezvous, "topology"),
+                    self.rendezvous.view("topology"),
                     rank=self.rank,
                     world_size=self.world_size,
                     timeout_s=timeout_s,

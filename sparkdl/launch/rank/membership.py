@@ -17,8 +17,6 @@ from sparkdl.launch.wire.world import (
     broken_key,
     leave_key,
 )
-from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.store import PrefixRendezvous
 
 if TYPE_CHECKING:
     from sparkdl.rendezvous.store import Rendezvous
@@ -46,8 +44,8 @@ class Membership:
     def __init__(
         self, rendezvous: Rendezvous, member: int, place: int, on_break: Callable[[str], None]
     ) -> None:
-        self._rendezvous = PrefixRendezvous(rendezvous, "members")
-        self._worlds = PrefixRendezvous(rendezvous, "worlds")
+        self._rendezvous = rendezvous.view("members")
+        self._worlds = rendezvous.view("worlds")
         self._on_break = on_break
         self._member, self._place = member, place
         self.world: World | None = None
@@ -110,7 +108,7 @@ class Membership:
     def rendezvous(self) -> Rendezvous:
         """The rendezvous of the current world, whose waits end when one of its ranks is lost."""
         assert self.world is not None
-        return _WorldRendezvous(self._worlds, str(self.world.number), self.check)
+        return self._worlds.view(str(self.world.number), self.check)
 
     def unless_broken(self, open_: Callable[[], Value], discard: Callable[[Value], None]) -> Value:
         """Call a function that waits for other ranks; raise an error as soon as one of them is lost.
@@ -173,37 +171,6 @@ class _Signals:
 
     leave: threading.Event = field(default_factory=threading.Event)
     broken: threading.Event = field(default_factory=threading.Event)
-
-
-class _WorldRendezvous(PrefixRendezvous):
-    """The rendezvous of one world."""
-
-    def __init__(self, rendezvous: Rendezvous, name: str, check: Callable[[], None]) -> None:
-        super().__init__(rendezvous, name)
-        self._check = check
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
-        deadline = Deadline(timeout_s)
-        while True:
-            self._check()
-            try:
-                return super().get(key, min(_SLICE_S, deadline.remaining_s()))
-            except CommunicatorTimeoutError:
-                if deadline.expired:
-                    raise CommunicatorTimeoutError(f"no rank set {key!r} within {timeout_s:g} s") from None
-
-    def exchange(
-        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
-    ) -> list[bytes] | frozenset[int]:
-        """See :class:`~sparkdl.rendezvous.store.Rendezvous`."""
-        deadline = Deadline(timeout_s)
-        while True:
-            self._check()
-            left_s = min(_SLICE_S, deadline.remaining_s())
-            values = super().exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=left_s)
-            if isinstance(values, list) or deadline.expired:
-                return values
 
 
 class _Call(Generic[Value]):

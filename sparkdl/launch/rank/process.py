@@ -142,7 +142,7 @@ def _run(
     with RendezvousClient.connect(job.coordinator, job.secret, timeout_s=CONNECT_TIMEOUT_S) as client:
         context = RankContext(
             job=job,
-            rendezvous=client.prefix("ranks") if member is None else client,
+            rendezvous=client.view("ranks") if member is None else client,
             task=task,
             heartbeat=heartbeat,
             stacks=stacks,

@@ -138,9 +138,9 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
         address = Address.from_bytes(peers[0].coordinator)
         client = RendezvousClient.connect(address, spec.secret, timeout_s=CONNECT_TIMEOUT_S)
         stack.enter_context(client)
-        board = FailureBoard(client.prefix("tasks"), rank=rank, host=host, is_alone=spec.is_alone)
+        board = FailureBoard(client.view("tasks"), rank=rank, host=host, is_alone=spec.is_alone)
         hosts = find_hosts(
-            client.prefix("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
+            client.view("tasks"), rank=rank, world_size=spec.num_ranks, timeout_s=CONNECT_TIMEOUT_S
         )
         pmi = _serve_pmi(spec, rank, client, hosts, pmi_sockets, stack) if pmi_sockets else None
         if task.program is not None:
@@ -240,7 +240,7 @@ def _serve_pmi(
     """Serve the rank's end of MPICH's bootstrap connection, the other end of the sockets."""
     pmi = PmiServer(
         pmi_sockets[0],
-        client.prefix("mpi"),
+        client.view("mpi"),
         rank,
         len(hosts),
         host_of_rank=hosts,

@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective import PrefixRendezvous
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, LaunchError
 from sparkdl.launch.wire.outcome import Failure, OnStop, StopReason
 from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
     from sparkdl.launch.wire.channel import DriverLink
+    from sparkdl.rendezvous.store import Rendezvous
 
 
 _END_TIMEOUT_S = 60.0
@@ -162,7 +162,7 @@ class FailureBoard:
         is_alone: whether the job has no other task, so that the cause of a consequence is not posted here.
     """
 
-    def __init__(self, rendezvous: PrefixRendezvous, *, rank: int, host: str, is_alone: bool = False) -> None:
+    def __init__(self, rendezvous: Rendezvous, *, rank: int, host: str, is_alone: bool = False) -> None:
         self._rendezvous, self._is_alone = rendezvous, is_alone
         self._rank = rank
         self._failed = threading.Event()

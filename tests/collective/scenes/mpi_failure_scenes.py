@@ -88,7 +88,7 @@ def dies_while_mpi_makes_the_communicator(environment: RankEnvironment) -> Outco
     if environment.rank == 0:
         return error_of(lambda: environment.open(name="half made", timeout_s=1.5, host_of_rank=(0, 0)))
     load_mpi()
-    rendezvous = environment.rendezvous.prefix("communicator/half made/1")
+    rendezvous = environment.rendezvous.view("communicator/half made/1")
     all_gather_bytes(rendezvous, key="mpi/places", rank=1, world_size=2, value=b"[1, 2]", timeout_s=10.0)
     os.kill(os.getpid(), signal.SIGKILL)
     return {}

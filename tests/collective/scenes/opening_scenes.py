@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import socket
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective import Address, new_secret, open_communicator
+from sparkdl.collective import Address, RendezvousClient, new_secret, open_communicator
 from tests.collective.scenes.failure_scenes import Outcome, error_of
 from tests.collective.scenes.logged import logged_warnings
 from tests.processes import listens_on
@@ -17,7 +18,6 @@ from tests.processes import listens_on
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sparkdl.collective import Rendezvous, RendezvousClient
     from tests.run_ranks import RankEnvironment
 
 
@@ -35,28 +35,31 @@ def wrong_secret(environment: RankEnvironment) -> Outcome:
     )
 
 
-class WatchedRendezvous:
+class WatchedRendezvous(RendezvousClient):
     """A rendezvous that shows the values that the ranks exchange for some purpose before the rank itself gets them."""
 
-    def __init__(
-        self, rendezvous: RendezvousClient, purpose: str, show: Callable[[list[bytes]], None]
-    ) -> None:
-        self._rendezvous, self._purpose, self._show = rendezvous, purpose, show
+    purpose: str
+    show: Callable[[list[bytes]], None]
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rendezvous, name)
+    @classmethod
+    def watch(
+        cls, rendezvous: RendezvousClient, purpose: str, show: Callable[[list[bytes]], None]
+    ) -> RendezvousClient:
+        watched: Any = copy(rendezvous)
+        watched.__class__, watched.purpose, watched.show = cls, purpose, show
+        return watched  # type: ignore[no-any-return]
 
     def exchange(self, key: str, **arguments: Any) -> list[bytes] | frozenset[int]:
-        values = self._rendezvous.exchange(key, **arguments)
-        if key.endswith(self._purpose) and isinstance(values, list):
-            self._show(values)
+        values = super().exchange(key, **arguments)
+        if key == self.purpose and isinstance(values, list):
+            self.show(values)
         return values
 
 
 def where_it_listens(environment: RankEnvironment, host_of_rank: list[int] | None = None) -> list[str]:
     """The addresses on which the rank listens for its neighbours while it opens a communicator."""
     seen: set[str] = set()
-    rendezvous: Any = WatchedRendezvous(
+    rendezvous = WatchedRendezvous.watch(
         environment.rendezvous,
         "connections/addresses",
         lambda _: seen.update(host for _, host in listens_on([os.getpid()])),
@@ -86,9 +89,9 @@ def stranger_at_the_listener(environment: RankEnvironment) -> Outcome:
                 stranger.sendall(garbage)
         silent.extend(socket.create_connection((address.hosts[0], address.port)) for _ in range(100))
 
-    rendezvous: Rendezvous = environment.rendezvous
+    rendezvous = environment.rendezvous
     if environment.rank == 1:
-        rendezvous = WatchedRendezvous(environment.rendezvous, "connections/addresses", bother)
+        rendezvous = WatchedRendezvous.watch(environment.rendezvous, "connections/addresses", bother)
     with open_communicator(
         rendezvous=rendezvous,
         rank=environment.rank,

@@ -14,7 +14,6 @@ from sparkdl.collective import (
     Address,
     Coordinator,
     Deadline,
-    PrefixRendezvous,
     RendezvousClient,
     all_gather_bytes,
     connect_authenticated,
@@ -107,15 +106,15 @@ def test_delete_check_and_num_keys_agree(connect: Connect) -> None:
     client.set("b", b"")
     assert client.check(["a/1", "b"])
     assert not client.check(["a/1", "c"])
-    assert (client.num_keys(), client.num_keys("a/")) == (3, 2)
+    assert (client.num_keys(), client.view("a").num_keys()) == (3, 2)
     assert client.delete("a/1")
     assert not client.delete("a/1")
-    assert client.num_keys("a/") == 1
+    assert client.view("a").num_keys() == 1
 
 
 def test_views_with_different_prefixes_do_not_meet(connect: Connect) -> None:
     client = connect()
-    left, right = client.prefix("left"), PrefixRendezvous(client, "right")
+    left, right = client.view("left"), client.view("right")
     left.set("key", b"l")
     right.set("key", b"r")
     assert (left.get("key", 1.0), right.get("key", 1.0)) == (b"l", b"r")
@@ -206,8 +205,8 @@ def test_last_words_are_posted_when_a_client_is_lost_but_not_when_it_says_goodby
     lost, sock = connect_by_socket(watching.address)
     lost.post_if_lost("news", b"lost")
     leaving.post_if_lost("news", b"left")
-    silent.prefix("news").post_if_lost("", b"silent")
-    silent.prefix("news").post_if_lost("", b"")
+    silent.view("news").post_if_lost("", b"silent")
+    silent.view("news").post_if_lost("", b"")
     leaving.close()
     silent.close()
     sock.shutdown(socket.SHUT_RDWR)  # as if the process had died
@@ -227,20 +226,19 @@ def test_post_is_one_request_so_that_no_death_leaves_a_gap_in_a_queue(connect: C
     watching = connect()
     sock = connect_authenticated(watching.address, SECRET, purpose=PURPOSE, timeout_s=5.0)
     with Dying(sock, watching.address) as dying:
-        assert dying.prefix("world").post("notices", b"first") == 1
-    assert watching.prefix("world").post("notices", b"second") == 2
+        assert dying.view("world").post("notices", b"first") == 1
+    assert watching.view("world").post("notices", b"second") == 2
     assert [watching.get(f"world/notices/{number}", 5.0) for number in (1, 2)] == [b"first", b"second"]
 
 
-class KeysOnly(PrefixRendezvous):
-    """A store with only the operations that every rendezvous must have; it inherits the others."""
+def keys_only(client: RendezvousClient) -> RendezvousClient:
+    """A view of a store with only the operations that every rendezvous must have; it inherits the others."""
+    view = client.view("keys")
+    view.__class__ = type("KeysOnly", (RendezvousClient,), {"_exchange": Rendezvous._exchange})
+    return view
 
-    exchange = Rendezvous.exchange
 
-
-both_ways = pytest.mark.parametrize(
-    "make", [lambda client: client.prefix("in a view"), lambda client: KeysOnly(client, "keys")]
-)
+both_ways = pytest.mark.parametrize("make", [lambda client: client.view("in a view"), keys_only])
 
 
 def gather(clients: dict[int, Any], world_size: int, timeout_s: float) -> list[Future[list[bytes]]]:

@@ -4,11 +4,11 @@ import os
 import signal
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.collective import PrefixRendezvous, open_communicator
+from sparkdl.collective import RendezvousClient, open_communicator
 from sparkdl.rendezvous.hosts import FOLDER, folder_identity, nameless_file
 from tests.collective.eventually import eventually
 from tests.run_ranks import run_ranks
@@ -17,25 +17,23 @@ if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
 
-class Deadly(PrefixRendezvous):
+class Deadly(RendezvousClient):
     """A rendezvous that kills its process once all ranks have exchanged their values of one key."""
 
-    def __init__(self, environment: RankEnvironment, key: str) -> None:
-        super().__init__(environment.rendezvous, "deadly")
-        self._key = key
+    deadly_key: str
 
-    def exchange(
-        self, key: str, *, rank: int, world_size: int, value: bytes, timeout_s: float
-    ) -> list[bytes] | frozenset[int]:
-        values = super().exchange(key, rank=rank, world_size=world_size, value=value, timeout_s=timeout_s)
-        if key.endswith(self._key):
+    def exchange(self, key: str, **arguments: Any) -> list[bytes] | frozenset[int]:
+        values = super().exchange(key, **arguments)
+        if key == self.deadly_key:
             os.kill(os.getpid(), signal.SIGKILL)
         return values
 
 
 def open_and_die(environment: RankEnvironment, key: str) -> str:
+    rendezvous: Any = environment.rendezvous.view("deadly")
+    rendezvous.__class__, rendezvous.deadly_key = Deadly, key
     open_communicator(
-        rendezvous=Deadly(environment, key),
+        rendezvous=rendezvous,
         rank=environment.rank,
         world_size=environment.world_size,
         secret=environment.secret,

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from sparkdl.collective import Communicator, PrefixRendezvous
+from sparkdl.collective import Communicator
 from sparkdl.errors import CommunicatorError
 from sparkdl.horovod.torch.engine.request import Description, Kind
 from sparkdl.horovod.torch.names import Average, HorovodInternalError, name_of
@@ -257,7 +257,7 @@ class Roads:
         """Open a road, collectively; None where ranks share a GPU that NCCL would refuse."""
         key, timeout_s = f"horovod/gpu/{communicator.name}", communicator.timeout_s
         count = communicator.rendezvous.add(f"{key}/openings/{communicator.rank}", 1)
-        rendezvous = PrefixRendezvous(communicator.rendezvous, f"{key}/{count}")
+        rendezvous = communicator.rendezvous.view(f"{key}/{count}")
         with torch.cuda.device(device):  # the engine's thread has chosen none
             chosen = agree_on_backend("auto", communicator, rendezvous, timeout_s, own=True)
             if chosen is None or chosen == "host":

@@ -38,7 +38,7 @@ def coordinator() -> Iterator[Coordinator]:
 @pytest.fixture
 def slots(coordinator: Coordinator) -> Iterator[OfferedSlots]:
     with RendezvousClient.connect(coordinator.address, SECRET, timeout_s=10.0) as client:
-        yield OfferedSlots(client.prefix(PREFIX), first=2, versions=installed_versions())
+        yield OfferedSlots(client.view(PREFIX), first=2, versions=installed_versions())
 
 
 def make_offer(coordinator: Coordinator, secret: bytes = SECRET) -> SlotOffer:
@@ -74,11 +74,11 @@ def test_neither_the_secret_nor_the_drivers_variables_are_sent_to_another_machin
         DriverChannel(SECRET, 1, host="127.0.0.1") as channel,
     ):
         offer = module._Message(kind="offer", num_slots=2, versions=installed_versions())
-        client.prefix(PREFIX).post("offers", offer.to_json())
+        client.view(PREFIX).post("offers", offer.to_json())
         slots.poll()
         assert set(slots.offer_of) == {2, 3}
         slots.start(2, spec, channel)
-        sent = client.prefix(PREFIX).get("starts/1/1", 10.0)
+        sent = client.view(PREFIX).get("starts/1/1", 10.0)
     assert spec.secret not in sent
     assert b"of the driver" not in sent
     assert pickle.loads(sent)[1].payload == spec.payload
@@ -96,11 +96,11 @@ def test_no_member_is_started_in_an_offer_that_ended_with_its_member(
             offer = module._Message(
                 kind="offer", num_slots=1, ends_with_members=ends_with_members, versions=installed_versions()
             )
-            client.prefix(PREFIX).post("offers", offer.to_json())
+            client.view(PREFIX).post("offers", offer.to_json())
             slots.poll()
             slots.start(max(slots.offer_of), replace(spec, member=number), channel)
         for member in (1, 2):
-            client.prefix(PREFIX).post("offers", module._Message(kind="ended", member=member).to_json())
+            client.view(PREFIX).post("offers", module._Message(kind="ended", member=member).to_json())
         slots.poll()
     assert list(slots.offer_of.values()) == [2]
 

@@ -71,7 +71,7 @@ def test_the_first_world_waits_for_the_wanted_members_and_briefly_for_fewer(clie
     second = driver.arrive(1)
     assert driver.world(first) == driver.world(second) == World(number=1, members=(0, 1), lease="name")
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    alone = Driver(client.prefix("other"))
+    alone = Driver(client.view("other"))
     assert alone.world(alone.arrive(7)).members == (7,)
     assert "The run begins with 1 of 2 ranks" in caplog.text
 
@@ -263,7 +263,7 @@ def test_a_member_learns_of_a_lost_one_while_it_opens_connections(client):
     from sparkdl.errors import RankLostError
     from sparkdl.launch.rank.membership import Membership
 
-    driver = Driver(client.prefix("members"))
+    driver = Driver(client.view("members"))
     broken: list[str] = []
     members = [Membership(client, number, 0, broken.append) for number in (0, 1)]
     threads = [threading.Thread(target=member.enter) for member in members]

@@ -215,7 +215,7 @@ def boards(num_ranks: int) -> Iterator[tuple[Coordinator, list[FailureBoard]]]:
             RendezvousClient.connect(coordinator.address, secret, timeout_s=10) for _ in range(num_ranks)
         ]
         made = [
-            FailureBoard(client.prefix("tasks"), rank=rank, host="ab"[rank])
+            FailureBoard(client.view("tasks"), rank=rank, host="ab"[rank])
             for rank, client in enumerate(clients)
         ]
         yield coordinator, made
@@ -257,7 +257,7 @@ def test_consequence_of_a_job_with_one_task_is_posted_at_once(monkeypatch: pytes
         Coordinator(secret=secret, world_size=1, host="127.0.0.1") as coordinator,
         RendezvousClient.connect(coordinator.address, secret, timeout_s=10) as client,
     ):
-        board = FailureBoard(client.prefix("tasks"), rank=0, host="a", is_alone=True)
+        board = FailureBoard(client.view("tasks"), rank=0, host="a", is_alone=True)
         board.watch(reasons.put)
         board.post(CONSEQUENCE)
         assert "RankLostError" in str(reasons.get(timeout=60))
@@ -269,7 +269,7 @@ from sparkdl.collective import Address, RendezvousClient
 from sparkdl.launch.task.meeting import FailureBoard
 secret, address = sys.stdin.read().split(maxsplit=1)
 client = RendezvousClient.connect(Address.from_bytes(address), bytes.fromhex(secret), timeout_s=10)
-FailureBoard(client.prefix("tasks"), rank=1, host="b")
+FailureBoard(client.view("tasks"), rank=1, host="b")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -280,7 +280,7 @@ def test_task_that_is_killed_is_named() -> None:
     with Coordinator(secret=secret, world_size=2, host="127.0.0.1") as coordinator:
         address = coordinator.address
         with RendezvousClient.connect(address, secret, timeout_s=10) as client:
-            FailureBoard(client.prefix("tasks"), rank=0, host="a").watch(reasons.put)
+            FailureBoard(client.view("tasks"), rank=0, host="a").watch(reasons.put)
             told = f"{secret.hex()} {address.to_bytes().decode()}"
             subprocess.run([sys.executable, "-c", LOST_TASK], input=told, text=True, check=False, timeout=300)
             reason = reasons.get(timeout=60)

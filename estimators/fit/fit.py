@@ -127,7 +127,6 @@ def fit_on_rows(
     check_cluster(
         spark,
         num_ranks=params.getNumWorkers() if elastic is None else elastic.least,
-        gpus_per_rank=params.getGpusPerWorker(),
         is_barrier=elastic is None or elastic.is_barrier,
     )
     if params.getGpusPerWorker():

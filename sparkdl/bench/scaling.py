@@ -358,7 +358,7 @@ def _turns_on_spark(master: str, most: int, stack: ExitStack) -> Measure:
     """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
     session = stack.enter_context(start_session("sparkdl bench scaling", master, folder))
-    check_cluster(session, num_ranks=most, gpus_per_rank=0)
+    check_cluster(session, num_ranks=most)
 
     def measure(contender: ScalingContender, case: Mapping[str, Any], steps: int) -> list[Answer]:
         return run_on_ranks(

@@ -124,7 +124,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
     slots = _final_slots(spark, num_ranks, timeout_s)
     wanted = num_ranks or slots or _RANKS_UNLESS_KNOWN
     try:
-        check_cluster(spark, num_ranks=wanted, gpus_per_rank=0, start_timeout_s=0.0)
+        check_cluster(spark, num_ranks=wanted, start_timeout_s=0.0)
     except SparkdlError as error:
         finding = Finding(check="slots", where=CLUSTER, status=BAD, found=str(error))
         is_dynamic = setting(spark, "spark.dynamicAllocation.enabled").lower() == "true"

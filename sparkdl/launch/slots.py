@@ -1,7 +1,7 @@
 """Checks on the driver, before anything is started, whether a cluster has a slot for every rank at once.
 
 If slots are missing, the check waits for executors that Spark has yet to start: replacements of lost executors, and
-executors that the settings request. :class:`_Executors` holds their number.
+executors that the settings request. :class:`Executors` holds their number.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import LaunchError, ParamError, SlotsMissingError
@@ -40,7 +40,6 @@ def check_cluster(
     spark: SparkSession,
     *,
     num_ranks: int,
-    gpus_per_rank: int,
     resources: ResourceProfile | None = None,
     start_timeout_s: float | None = None,
     on_wait: OnWait | None = None,
@@ -51,7 +50,6 @@ def check_cluster(
     Args:
         spark: classic or Connect session.
         num_ranks: number of tasks that have to run at once.
-        gpus_per_rank: number of GPUs that each rank sees.
         resources: resources of each task, if they differ from the application's default; None if they do not.
         start_timeout_s: seconds to wait for slots of executors that Spark has yet to start, such as replacements of
             lost ones; None leaves this wait to a later check and refuses only if there will never be enough slots.
@@ -59,7 +57,7 @@ def check_cluster(
         is_barrier: whether the tasks are one barrier stage; False for tasks that start and end by themselves.
 
     Raises:
-        ParamError: if ``resources`` requests executors, or fewer GPUs than a rank is to have.
+        ParamError: if ``resources`` requests executors.
         SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
         LaunchError: if a local master has too few slots, executors are allocated dynamically, Spark leaves too little
             memory to Python processes (``spark.executor.pyspark.memory``), the session belongs to
@@ -80,7 +78,7 @@ def check_cluster(
         )
     check_memory(lambda name: setting(spark, name))
     if resources is not None:
-        _check_resources(spark, resources, gpus_per_rank)
+        _check_resources(spark, resources)
     if not is_dynamic:  # otherwise tasks that wait make Spark start executors
         _require_slots(spark, num_ranks, resources, start_timeout_s, on_wait)
 
@@ -149,7 +147,7 @@ def _require_slots(
 
 
 def _slots_missing(
-    spark: SparkSession, num_ranks: int, slots: int, executors: _Executors, waited_s: float
+    spark: SparkSession, num_ranks: int, slots: int, executors: Executors, waited_s: float
 ) -> LaunchError:
     kind = LaunchError if is_local(spark) else SlotsMissingError
     waited = f" after {waited_s:.0f} s of waiting" if waited_s >= 1 else ""
@@ -178,7 +176,7 @@ class _WaitLog:
         self._logged: tuple[int, int] | None = None
         self._began = self._logged_at = time.monotonic()
 
-    def update(self, slots: int, executors: _Executors) -> None:
+    def update(self, slots: int, executors: Executors) -> None:
         now, state = time.monotonic(), (slots, executors.num_active)
         if state == self._logged and now - self._logged_at < LOG_INTERVAL_S:
             return
@@ -195,21 +193,21 @@ class _WaitLog:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Executors:
+class Executors:
     """The executors of an application.
 
     Attributes:
         num_active: number of executors that are running.
         num_expected: number of executors that should be running: the number that the settings request or, if they do
             not say, the largest number that have run at once. None if neither is known.
-        slots_of_each: number of slots per executor, as far as known.
+        slots_of_each: number of slots per executor; 0 if it is not known.
         most_slots: largest number of slots that the settings allow for all executors; None if they do not say.
     """
 
-    num_active: int
-    num_expected: int | None
-    slots_of_each: int
-    most_slots: int | None
+    num_active: int = 0
+    num_expected: int | None = None
+    slots_of_each: int = 0
+    most_slots: int | None = None
 
     def can_give(self, wanted: int, slots: int) -> bool:
         """Whether there will be as many slots as wanted once all expected executors are there."""
@@ -230,7 +228,7 @@ class _Cluster:
         if local is not None and local[1] != "*":
             self._local_slots = int(local[1] or 1) // task_cpus(spark)
         self.may_grow = local is None
-        self._known: _Executors | None = None
+        self._known: Executors | None = None
         self._known_at = 0.0
         self._scheduler: Any = None
         if self._local_slots is None and not is_connect(spark):
@@ -253,25 +251,24 @@ class _Cluster:
             return self._local_slots
         return None if self._scheduler is None else int(self._scheduler.maxNumConcurrentTasks(self._profile))
 
-    def executors(self) -> _Executors:
+    def executors(self) -> Executors:
         """The running and the expected executors, as of at most a second ago."""
         if not self.may_grow:
-            return _Executors(num_active=1, num_expected=1, slots_of_each=0, most_slots=self.slots())
+            return Executors(num_active=1, num_expected=1, most_slots=self.slots())
         now = time.monotonic()
         if self._known is None or now - self._known_at > _EXECUTORS_S:
             self._known, self._known_at = self._list_executors(), now
         return self._known
 
-    def _list_executors(self) -> _Executors:
+    def _list_executors(self) -> Executors:
         lives = self._lives()
         asked = executors_by_settings(self._master, lambda name: setting(self._spark, name))
-        num_expected = asked.num_executors if asked.num_executors is not None else most_at_once(lives)
-        slots_of_each = asked.slots_of_each or max((tasks for _, _, tasks in lives), default=1)
-        return _Executors(
+        num_expected = asked.num_expected if asked.num_expected is not None else most_at_once(lives)
+        return replace(
+            asked,
             num_active=sum(removed is None for _, removed, _ in lives),
             num_expected=num_expected or None,
-            slots_of_each=slots_of_each,
-            most_slots=asked.most_slots,
+            slots_of_each=asked.slots_of_each or max((tasks for _, _, tasks in lives), default=1),
         )
 
     def _lives(self) -> list[tuple[float, float | None, int]]:
@@ -289,16 +286,7 @@ class _Cluster:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedExecutors:
-    """The executors that Spark's settings request; None for what the settings do not say."""
-
-    num_executors: int | None = None
-    slots_of_each: int | None = None
-    most_slots: int | None = None
-
-
-def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecutors:
+def executors_by_settings(master: str, get: Callable[[str], str]) -> Executors:
     """Read the requested executors from the master and the settings.
 
     These are a master such as ``local-cluster[2,1,1024]``, ``spark.executor.instances`` and ``spark.cores.max``.
@@ -310,20 +298,18 @@ def executors_by_settings(master: str, get: Callable[[str], str]) -> AskedExecut
     cpus = int(get("spark.task.cpus") or 1)
     simulated = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master)
     if simulated is not None:
-        number, per_executor = int(simulated[1]), int(simulated[2]) // cpus
-        return AskedExecutors(
-            num_executors=number, slots_of_each=per_executor, most_slots=number * per_executor
-        )
-    if master.startswith("spark://"):
+        number, cores = simulated[1], simulated[2]
+    elif master.startswith("spark://"):
         # A standalone master ignores spark.executor.instances, and its workers may have fewer cores than this limit.
-        cores = get("spark.cores.max")
-        return AskedExecutors(most_slots=int(cores) // cpus if cores else None)
-    instances = get("spark.executor.instances")
-    if not instances:
-        return AskedExecutors()
-    per_executor = int(get("spark.executor.cores") or 1) // cpus
-    return AskedExecutors(
-        num_executors=int(instances), slots_of_each=per_executor, most_slots=int(instances) * per_executor
+        most_cores = get("spark.cores.max")
+        return Executors(most_slots=int(most_cores) // cpus if most_cores else None)
+    else:
+        number, cores = get("spark.executor.instances"), get("spark.executor.cores")
+    if not number:
+        return Executors()
+    per_executor = int(cores or 1) // cpus
+    return Executors(
+        num_expected=int(number), slots_of_each=per_executor, most_slots=int(number) * per_executor
     )
 
 
@@ -341,7 +327,7 @@ def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
     return most
 
 
-def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_rank: int) -> None:
+def _check_resources(spark: SparkSession, resources: ResourceProfile) -> None:
     if int(spark.version.split(".")[0]) < 4:
         raise LaunchError(
             f"A ResourceProfile for ranks needs Spark 4.0 or later, and this is Spark {spark.version}. Omit resources, "
@@ -357,12 +343,6 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_r
         raise LaunchError(
             f"The master {setting(spark, 'spark.master')!r} is one machine, where Spark has no resource "
             "profiles. Omit resources there."
-        )
-    gpus = resources.taskResources.get("gpu")
-    if gpus is not None and gpus.amount < gpus_per_rank:
-        raise ParamError(
-            f"resources gives each task {gpus.amount:g} GPUs, and each rank is to have {gpus_per_rank}. "
-            f'Use TaskResourceRequests().resource("gpu", {gpus_per_rank}).'
         )
 
 

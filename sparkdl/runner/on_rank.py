@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sparkdl.checkpoint.commit_place import CommitPlace
     from sparkdl.launch import RankContext
     from sparkdl.monitor import Monitor
-    from sparkdl.runner.packed_call import Call
-    from sparkdl.runner.script import Script
 
 
 _logger = logging.getLogger(__name__)
@@ -122,7 +120,7 @@ def _was_raised_by_init(error: ValueError) -> bool:
     )
 
 
-def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
+def run_on_rank(context: RankContext, setup: RankSetup, call: Callable[[], Any]) -> Returned:
     """Prepare the rank, run the call, and return its value if it is wanted.
 
     In an elastic launch the call is made again, in the same process, when the ranks form another world: if one of them
@@ -156,14 +154,14 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Call | Script) -> 
             context.meet_again(reason, progress=progress())
 
 
-def _run_once(context: RankContext, setup: RankSetup, call: Call | Script) -> Returned:
+def _run_once(context: RankContext, setup: RankSetup, call: Callable[[], Any]) -> Returned:
     from sparkdl.torch import collective_errors
 
     with _ready(context, setup):
         try:
             # Otherwise torch's exception for the failure of another rank looks like a failure of this rank.
             with collective_errors():
-                value = call.run()
+                value = call()
         except ValueError as error:
             if not (setup.init_torch and _was_raised_by_init(error)):
                 raise

@@ -21,8 +21,8 @@ from sparkdl.errors import LaunchError, ParamError, did_you_mean
 from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
-from sparkdl.runner.packed_call import pack
 from sparkdl.runner.rank_logging import OnLine, level_number, line_reader
+from sparkdl.runner.script import PackedCall, read_script
 from sparkdl.spark.jobs import jobs_of, name_of
 from sparkdl.tracking import metrics_of_active_run
 
@@ -165,7 +165,8 @@ class Runner:
     ) -> list[Any]:
         self._check()
         log_level = level_number(self.log_level)
-        call = pack(train, args, kwargs)
+        is_function = callable(train) and not isinstance(train, str | os.PathLike)
+        call = PackedCall(train, args, kwargs) if is_function else read_script(train, args, kwargs)
         session = self._session()
         with self._monitored(name_of(train)) as board, self._hold_commits(is_local=session is None) as lease:
             setup = RankSetup(

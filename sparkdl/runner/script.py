@@ -1,6 +1,6 @@
-"""A script to run on the ranks: its source is sent from the driver, so that executors do not need the file.
+"""What the ranks run: a script, whose source is sent so that executors do not need the file, or a function.
 
-:func:`read_script` runs on the *driver*, :meth:`Script.run` on a *rank*.
+:func:`read_script` and :class:`PackedCall` run on the *driver*, the call of a :class:`Script` on a *rank*.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import runpy
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from sparkdl.errors import ParamError
+from sparkdl.launch.wire.messages import pickle_call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class Script:
     source: bytes = field(repr=False)
     arguments: tuple[str, ...]
 
-    def run(self) -> None:
+    def __call__(self) -> None:
         """Run it as ``__main__``, like ``python path arguments``; ``sys.exit()`` and ``sys.exit(0)`` end it normally.
 
         Raises:
@@ -116,3 +119,29 @@ def command_line(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         else:
             words += [f"--{name}", *values]
     return words
+
+
+class PackedCall:
+    """A call that is pickled once, on the driver, so that an error names what cannot be pickled.
+
+    Unpickling it returns a function without arguments.
+
+    Args:
+        function: function to call on the ranks.
+        args: positional arguments of the function.
+        kwargs: keyword arguments of the function.
+
+    Raises:
+        SerializationError: if something cannot be pickled; the message names it.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._payload = pickle_call(function, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack, (self._payload,)
+
+
+def _unpack(payload: bytes) -> Callable[[], Any]:
+    function, args, kwargs = cloudpickle.loads(payload)
+    return partial(function, *args, **kwargs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
 from sparkdl.launch.wire.world import (
@@ -119,12 +120,20 @@ class Membership:
             RankLostError: if a rank of the current world is lost.
             Exception: what the function raises.
         """
-        call, signals = _Call(open_, discard), self._signals
-        while not call.ended.wait(_SLICE_S):
+        future, signals = Future[Value](), self._signals
+
+        def call() -> None:
+            try:
+                future.set_result(open_())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=call, name="sparkdl-opening", daemon=True).start()
+        while not wait([future], _SLICE_S).done:
             if signals.broken.is_set():
-                call.abandon()
+                future.add_done_callback(lambda late: late.exception() or discard(late.result()))
                 self.check()
-        return call.result()
+        return future.result()
 
     def check(self) -> None:
         """Raise an error if a rank of the current world is lost.
@@ -171,38 +180,3 @@ class _Signals:
 
     leave: threading.Event = field(default_factory=threading.Event)
     broken: threading.Event = field(default_factory=threading.Event)
-
-
-class _Call(Generic[Value]):
-    """Calls a function in a thread of its own, whose caller may stop waiting for it."""
-
-    def __init__(self, function: Callable[[], Value], discard: Callable[[Value], None]) -> None:
-        self.ended = threading.Event()
-        self._function, self._discard = function, discard
-        self._lock, self._is_abandoned = threading.Lock(), False
-        self._value: tuple[Value, ...] = ()
-        self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="sparkdl-opening", daemon=True).start()
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._is_abandoned = True
-            if self._value:
-                self._discard(self._value[0])
-
-    def result(self) -> Value:
-        if self._error is not None:
-            raise self._error
-        return self._value[0]
-
-    def _run(self) -> None:
-        try:
-            value = self._function()
-        except BaseException as error:
-            self._error = error
-        else:
-            with self._lock:
-                self._value = (value,)
-                if self._is_abandoned:
-                    self._discard(value)
-        self.ended.set()

@@ -11,22 +11,25 @@ from __future__ import annotations
 import io
 import logging
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import IO, TYPE_CHECKING
 
 from sparkdl.collective import Coordinator, RendezvousClient, uses_mpi
 from sparkdl.collective.job import RankJob
 from sparkdl.cores import threads_of_task
+from sparkdl.launch.hangs.watch import HangWatch
 from sparkdl.launch.rank.environment import gpus_of_rank, rank_environment
-from sparkdl.launch.task.heartbeat import Heartbeat
 from sparkdl.launch.task.meeting import FailureBoard, Meeting, Peer
 from sparkdl.launch.task.program import Program, ProgramSupervisor
 from sparkdl.launch.task.supervisor import RankSupervisor, Supervisor
 from sparkdl.launch.wire.channel import DriverLink
 from sparkdl.launch.wire.messages import CHUNK_BYTES
-from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
+from sparkdl.launch.wire.outcome import Failure, HealthReport, RankHealth, StopReason
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import (
     LISTEN,
@@ -114,7 +117,7 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
             stack.enter_context(end)
         supervisor: Supervisor | None = None
         # Heartbeats begin before the meeting: if a task hung in it, the others would wait for ever.
-        stack.enter_context(_heartbeat(spec, rank, link, lambda: supervisor))
+        stack.enter_context(_heartbeats(spec, rank, link, lambda: supervisor))
         if task.program is None and (spec.gpus_per_rank == 0 or task.gpus is not None):
             supervisor = _start_rank(spec, task, 0, link, pmi_sockets, stack)
         mine = Peer(
@@ -151,7 +154,16 @@ def run_barrier_task(spec: LaunchSpec, task: RankTask) -> Iterator[Row]:
             supervisor = _start_rank(spec, task, position, link, pmi_sockets, stack)
         link.watch(supervisor.cancel)
         board.watch(supervisor.stop)
-        supervisor.begin(_job(spec, rank, address), None if spec.roster is None else spec.member)
+        job = RankJob(
+            rank=rank,
+            world_size=spec.num_ranks,
+            coordinator=spec.roster or address,
+            secret=spec.secret,
+            transport=spec.transport,
+            wire=spec.wire,
+            timeout_s=spec.limits.operation_timeout_s,
+        )
+        supervisor.begin(job, None if spec.roster is None else spec.member)
         failure = supervisor.wait()
         if failure is None:
             yield from _chunks("result", supervisor.result)
@@ -202,31 +214,42 @@ def _text_of(coordinator: Coordinator | None) -> str:
     return "" if coordinator is None else coordinator.address.to_bytes().decode()
 
 
-def _heartbeat(
+_LONGEST_BEAT_S, _SHORTEST_BEAT_S = 5.0, 0.1
+_BEATS_PER_TIMEOUT = 8
+
+
+@contextmanager
+def _heartbeats(
     spec: LaunchSpec, rank: int, link: DriverLink, supervisor: Callable[[], Supervisor | None]
-) -> Heartbeat:
-    def health() -> RankHealth:
-        started = supervisor()
-        return RankHealth() if started is None else started.health()
+) -> Iterator[None]:
+    """Report periodically to the driver, from a thread, that this task runs, and the health of its rank.
 
-    def end(why: str) -> None:
-        started = supervisor()
-        assert started is not None, "only a started rank can hang"
-        started.stop(StopReason(why, is_hang=True))
+    If the driver is out of reach, as on many Spark Connect servers, the task itself checks whether its rank hangs.
+    """
+    watch, is_over = HangWatch(spec.limits), threading.Event()
+    shortest_s = min(spec.limits.hang_timeout_s, spec.limits.silence_timeout_s)
+    interval_s = min(_LONGEST_BEAT_S, max(_SHORTEST_BEAT_S, shortest_s / _BEATS_PER_TIMEOUT))
 
-    return Heartbeat(link, rank=rank, health=health, limits=spec.limits, on_hang=end)
+    def beat() -> None:
+        for number in count(1):
+            if is_over.wait(interval_s):
+                return
+            started = supervisor()
+            health = RankHealth() if started is None else started.health()
+            if link.heartbeat(number, health):
+                continue
+            now = time.monotonic()
+            hang = watch.observe(now, {rank: HealthReport(now, number, health)})
+            if hang is not None:
+                assert started is not None, "only a started rank can hang"
+                started.stop(StopReason(hang.why, is_hang=True))
+                return
 
-
-def _job(spec: LaunchSpec, rank: int, coordinator: Address) -> RankJob:
-    return RankJob(
-        rank=rank,
-        world_size=spec.num_ranks,
-        coordinator=spec.roster or coordinator,
-        secret=spec.secret,
-        transport=spec.transport,
-        wire=spec.wire,
-        timeout_s=spec.limits.operation_timeout_s,
-    )
+    threading.Thread(target=beat, name="sparkdl-heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def _serve_pmi(

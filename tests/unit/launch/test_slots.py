@@ -5,36 +5,36 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import LaunchError
-from sparkdl.launch.slots import AskedExecutors, check_memory, executors_by_settings, most_at_once
+from sparkdl.launch.slots import Executors, check_memory, executors_by_settings, most_at_once
 
 
 @pytest.mark.parametrize(
     ("master", "settings", "asked"),
     [
-        ("local-cluster[2,3,1024]", {}, AskedExecutors(num_executors=2, slots_of_each=3, most_slots=6)),
+        ("local-cluster[2,3,1024]", {}, Executors(num_expected=2, slots_of_each=3, most_slots=6)),
         (
             "local-cluster[2, 3, 1024]",
             {"spark.task.cpus": "2"},
-            AskedExecutors(num_executors=2, slots_of_each=1, most_slots=2),
+            Executors(num_expected=2, slots_of_each=1, most_slots=2),
         ),
-        ("spark://host:7077", {}, AskedExecutors()),
-        ("spark://host:7077", {"spark.executor.instances": "4"}, AskedExecutors()),
-        ("spark://host:7077", {"spark.cores.max": "8", "spark.task.cpus": "2"}, AskedExecutors(most_slots=4)),
-        ("yarn", {}, AskedExecutors()),
+        ("spark://host:7077", {}, Executors()),
+        ("spark://host:7077", {"spark.executor.instances": "4"}, Executors()),
+        ("spark://host:7077", {"spark.cores.max": "8", "spark.task.cpus": "2"}, Executors(most_slots=4)),
+        ("yarn", {}, Executors()),
         (
             "yarn",
             {"spark.executor.instances": "3"},
-            AskedExecutors(num_executors=3, slots_of_each=1, most_slots=3),
+            Executors(num_expected=3, slots_of_each=1, most_slots=3),
         ),
         (
             "k8s://https://host",
             {"spark.executor.instances": "3", "spark.executor.cores": "4", "spark.task.cpus": "2"},
-            AskedExecutors(num_executors=3, slots_of_each=2, most_slots=6),
+            Executors(num_expected=3, slots_of_each=2, most_slots=6),
         ),
     ],
 )
 def test_executors_that_spark_is_asked_for_are_read_from_its_settings(
-    master: str, settings: dict[str, str], asked: AskedExecutors
+    master: str, settings: dict[str, str], asked: Executors
 ) -> None:
     assert executors_by_settings(master, lambda name: settings.get(name, "")) == asked
 

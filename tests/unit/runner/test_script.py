@@ -23,13 +23,13 @@ def test_source_of_a_script_is_in_a_folder_that_spark_removes(tmp_path, monkeypa
     for folders in (f"{local}", f"{unseen},{local}"):
         monkeypatch.setenv("SPARK_LOCAL_DIRS", folders)
         on_rank = replace(script)
-        on_rank.run()
+        on_rank()
         place = (tmp_path / "place").read_text()
         assert place.startswith(f"{local}/sparkdl-script-")
-        on_rank.run()
+        on_rank()
         assert (tmp_path / "place").read_text() == place
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(unseen))
-    replace(script).run()
+    replace(script)()
     assert not (tmp_path / "place").read_text().startswith(str(tmp_path))
 
 

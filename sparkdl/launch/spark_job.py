@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sparkdl.collective import Deadline
@@ -26,9 +26,8 @@ from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
-    LISTEN,
     LOOPBACK,
-    hosts_of_name,
+    hosts_known_as,
     is_local,
     reachable_hosts,
     resolve,
@@ -478,14 +477,7 @@ def driver_hosts(spark: SparkSession) -> Sequence[str]:
         is_spark_here = True
     if is_spark_here and re.match(r"local(-cluster)?(\[|$)", master):
         return [LOOPBACK]
-    known = hosts_of_name(driver) or hosts_of_name(setting(spark, "spark.driver.bindAddress"))
-    hosts = reachable_hosts(known)
-    if not known:
-        _note_once(
-            f"spark.driver.host={driver!r} is not an address of this machine, so the driver listens on"
-            f" {', '.join(hosts)}. If the executors cannot reach that, say where they can in {LISTEN}."
-        )
-    return hosts
+    return hosts_known_as("spark.driver.host", driver, setting(spark, "spark.driver.bindAddress"))
 
 
 def _server_host(spark: SparkSession) -> str:
@@ -495,8 +487,3 @@ def _server_host(spark: SparkSession) -> str:
         return str(spark.client.host)
     except PySparkException:  # a channel that a service's own client has built has no host
         return ""
-
-
-@cache
-def _note_once(text: str) -> None:
-    _logger.warning("%s", text)

@@ -12,8 +12,8 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import IO, Any
 
@@ -277,24 +277,34 @@ def collect(
         RankError: if a rank failed; ``__cause__`` is the rank's exception, with the causes of that exception.
         HangError: if the tasks found that a rank hangs.
     """
-    num_ranks = stage.num_ranks
+
+    def fetch(kind: str, rank: int, load: Callable[[IO[bytes]], Any] = lambda file: file.read()) -> Any:
+        with tempfile.SpooledTemporaryFile(max_size=RESULTS_BYTES) as file:
+            stage.fetch(rank, kind, num_chunks.get((kind, rank), 0), file)
+            file.seek(0)
+            return load(file)
+
     try:
-        rows = _Rows(stage)
-        for rank in rows.ranks("log"):
-            for line in rows.read("log", rank).decode("utf-8", "replace").splitlines():
+        num_chunks = {(kind, rank): number for rank, kind, number in stage.outcomes()}
+        ranks_with = {
+            kind: sorted(rank for other, rank in num_chunks if other == kind)
+            for kind in ("log", "refused", "result", "failure")
+        }
+        for rank in ranks_with["log"]:
+            for line in fetch("log", rank).decode("utf-8", "replace").splitlines():
                 on_log(rank, line)
-        for rank in rows.ranks("refused"):
-            reason = rows.read("refused", rank).decode()
+        for rank in ranks_with["refused"]:
+            reason = fetch("refused", rank).decode()
             raise LaunchError(
                 f"Driver and executors do not match: {reason}. Install the same versions on both."
             )
-        returned = rows.ranks("result")
-        missing = sorted(set(range(num_ranks)) - set(returned))
-        if not missing:
-            return [rows.load(rank) for rank in range(num_ranks)]
+        returned = ranks_with["result"]
+        missing = sorted(set(range(stage.num_ranks)) - set(returned))
+        if not missing:  # the rows came through Spark's own authenticated channels, or from our process
+            return [fetch("result", rank, pickle.load) for rank in returned]
         failures = received + [
-            Failure.from_json(rows.read("failure", rank), pickled=rows.read("error", rank))
-            for rank in rows.ranks("failure")
+            Failure.from_json(fetch("failure", rank), pickled=fetch("error", rank))
+            for rank in ranks_with["failure"]
         ]
         raise_for_failures(failures, stage.error, stage, limits, returned)
         raise ExecutorsLostError(
@@ -306,29 +316,3 @@ def collect(
         if type(error).__module__.split(".")[0] in ("pyspark", "py4j", "grpc"):
             raise_for_failures(received, error, stage, limits)
         raise
-
-
-class _Rows:
-    """The rows that the tasks yielded, by kind and rank."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._num_chunks = {(kind, rank): num_chunks for rank, kind, num_chunks in stage.outcomes()}
-
-    def ranks(self, kind: str) -> list[int]:
-        return sorted(rank for other, rank in self._num_chunks if other == kind)
-
-    def read(self, kind: str, rank: int) -> bytes:
-        with self._fetched(kind, rank) as file:
-            return file.read()
-
-    def load(self, rank: int) -> Any:
-        with self._fetched("result", rank) as file:
-            return pickle.load(file)  # noqa: S301 - came through Spark's own authenticated channels, or from our process
-
-    @contextmanager
-    def _fetched(self, kind: str, rank: int) -> Iterator[IO[bytes]]:
-        with tempfile.SpooledTemporaryFile(max_size=RESULTS_BYTES) as file:
-            self._stage.fetch(rank, kind, self._num_chunks.get((kind, rank), 0), file)
-            file.seek(0)
-            yield file

@@ -12,13 +12,14 @@ import errno
 import fcntl
 import ipaddress
 import json
+import logging
 import os
 import queue
 import socket
 import struct
 import threading
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 LISTEN = "SPARKDL_LISTEN"
@@ -180,6 +183,30 @@ def hosts_of_name(name: str) -> tuple[str, ...]:
     if not is_loopback(name):
         hosts = [host for host in hosts if _is_usable(host)]
     return tuple(hosts)
+
+
+def hosts_known_as(whose: str, *names: str) -> tuple[str, ...]:
+    """Choose the addresses of this machine on which to listen for machines that know it by one of some names.
+
+    If no name is one of this machine's, they are those of :func:`reachable_hosts`, and a warning says so, once.
+
+    Args:
+        whose: text that says where the first name comes from.
+        names: host names or addresses, in order of preference.
+    """
+    known = next(filter(None, map(hosts_of_name, names)), ())
+    hosts = reachable_hosts(known)
+    if not known:
+        _warn_once(
+            f"{whose} is {names[0]!r}, which is not an address of this machine, so it listens on {', '.join(hosts)}. If"
+            f" other machines cannot reach that, say where they can in {LISTEN}."
+        )
+    return hosts
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def route_host(host: str) -> str | None:

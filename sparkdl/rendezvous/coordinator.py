@@ -27,7 +27,6 @@ from sparkdl.rendezvous.frames import HEADER
 from sparkdl.rendezvous.listener import AuthenticatedListener, strangers_allowed
 from sparkdl.rendezvous.protocol import (
     MAX_FRAME_BYTES,
-    MAX_VALUE_BYTES,
     Operation,
     Status,
     join_values,
@@ -52,31 +51,29 @@ class _Exchange:
 
 
 class KeyValues:
-    """Keys with their values, in the form of a c10d store: counters are decimal text."""
+    """Keys with their values, in the form of a c10d store: counters are decimal text.
+
+    Attributes:
+        values: the value of each key.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+        self.values: dict[str, bytes] = {}
         self._exchanges: dict[str, _Exchange] = {}
         self._waits: dict[str, dict[int, Answer]] = {}
         self._deadlines: list[tuple[float, int, str]] = []
         self._wait_numbers = itertools.count()
 
     def set(self, key: str, value: bytes) -> None:
-        """Store a value and answer all clients that wait for it.
-
-        Raises:
-            ValueError: if the value is larger than 64 MiB.
-        """
-        if len(value) > MAX_VALUE_BYTES:
-            raise ValueError(f"value of {key!r} has {len(value)} bytes; at most {MAX_VALUE_BYTES} are kept")
-        self._values[key] = value
+        """Store a value and answer all clients that wait for it."""
+        self.values[key] = value
         for answer in self._waits.pop(key, {}).values():
             answer(value)
 
     def wait(self, key: str, timeout_s: float, answer: Answer) -> Callable[[], object]:
         """Call ``answer`` once the key is set, or now if it is set; return a function that ends the wait."""
-        if key in self._values:
-            answer(self._values[key])
+        if key in self.values:
+            answer(self.values[key])
             return lambda: None
         return self._add_wait(key, timeout_s, answer)
 
@@ -135,7 +132,7 @@ class KeyValues:
         Raises:
             ValueError: if the key holds something other than a number.
         """
-        total = int(self._values.get(key, b"0")) + amount
+        total = int(self.values.get(key, b"0")) + amount
         self.set(key, str(total).encode())
         return total
 
@@ -150,23 +147,11 @@ class KeyValues:
 
         Returns the value that the key holds afterwards; ``expected`` if the key is missing.
         """
-        current = self._values.get(key)
+        current = self.values.get(key)
         if current == expected or (current is None and not expected):
             self.set(key, desired)
             return desired
         return expected if current is None else current
-
-    def delete(self, key: str) -> bool:
-        """Remove a key; return whether it was there."""
-        return self._values.pop(key, None) is not None
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are set."""
-        return all(key in self._values for key in keys)
-
-    def num_keys(self, prefix: str) -> int:
-        """Count the keys that begin with ``prefix``."""
-        return sum(key.startswith(prefix) for key in self._values)
 
     def _forget(self, number: int, key: str) -> Answer | None:
         waits = self._waits.get(key, {})
@@ -369,11 +354,11 @@ class Coordinator(Closing):
         elif kind == Operation.COMPARE_SET:
             return self._memory.compare_set(name, fields[1], fields[2])
         elif kind == Operation.DELETE:
-            return str(int(self._memory.delete(name))).encode()
+            return b"0" if self._memory.values.pop(name, None) is None else b"1"
         elif kind == Operation.CHECK:
-            return str(int(self._memory.check(names))).encode()
+            return str(int(all(key in self._memory.values for key in names))).encode()
         elif kind == Operation.NUM_KEYS:
-            return str(self._memory.num_keys(name)).encode()
+            return str(sum(key.startswith(name) for key in self._memory.values)).encode()
         elif kind == Operation.POST:
             return str(self._memory.post(name, fields[1])).encode()
         elif kind == Operation.POST_IF_LOST:

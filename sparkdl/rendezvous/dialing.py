@@ -14,16 +14,15 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.rendezvous.handshake import ClientHandshake, check_secret
+from sparkdl.rendezvous.handshake import ClientHandshake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from sparkdl.rendezvous.addresses import Address
 
@@ -60,13 +59,11 @@ def connect_authenticated(
         AuthenticationError: if hosts answered, but none of them proved itself.
         ConnectionError: if no host answered; the message lists the hosts and how the attempts failed.
     """
-    check_secret(secret)
-    handshake = partial(ClientHandshake, secret, purpose)
     candidates = [
         _Candidate(host, socket.AF_INET6 if ":" in host else socket.AF_INET, (host, address.port))
         for host in address.hosts
     ]
-    return _Dialing(candidates, f"port {address.port}", handshake, timeout_s).connect()
+    return _Dialing(candidates, f"port {address.port}", (secret, purpose), timeout_s).connect()
 
 
 def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: float) -> socket.socket:
@@ -76,10 +73,8 @@ def connect_unix(name: str, secret: bytes, *, purpose: bytes = b"", timeout_s: f
         AuthenticationError: if the listener does not prove itself.
         ConnectionError: if there is no listener.
     """
-    check_secret(secret)
     candidate = _Candidate("this machine", socket.AF_UNIX, f"\0{name}")
-    handshake = partial(ClientHandshake, secret, purpose)
-    return _Dialing([candidate], f"socket @{name}", handshake, timeout_s).connect()
+    return _Dialing([candidate], f"socket @{name}", (secret, purpose), timeout_s).connect()
 
 
 GONE_S = 30.0
@@ -161,7 +156,8 @@ class _Dialing:
 
     candidates: Sequence[_Candidate]
     where: str
-    new_handshake: Callable[[], ClientHandshake]
+    proof: tuple[bytes, bytes]
+    """The secret and the purpose."""
     timeout_s: float
     attempts: set[_Attempt] = field(default_factory=set)
     selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -253,7 +249,7 @@ class _Dialing:
         if code:
             raise OSError(code, os.strerror(code))
         make_prompt(sock)
-        attempt.handshake = self.new_handshake()
+        attempt.handshake = ClientHandshake(*self.proof)
         sock.send(attempt.handshake.opening)  # fits into the send buffer, which is empty
         self.selector.modify(sock, selectors.EVENT_READ, attempt)
 

@@ -19,10 +19,6 @@ HEADER = struct.Struct("!I")
 """Length of the payload in bytes, four bytes in network order."""
 
 
-class FrameTooLargeError(ConnectionError):
-    """A frame is larger than the receiver allows; the connection cannot be used any more."""
-
-
 def send_frame(sock: socket.socket, payload: bytes, *, deadline: Deadline | None = None) -> None:
     """Send the length of ``payload`` and ``payload``; another thread may receive from the socket meanwhile.
 
@@ -49,13 +45,13 @@ def receive_frame(sock: socket.socket, *, max_bytes: int, deadline: Deadline | N
     """Receive the payload of the next frame.
 
     Raises:
-        FrameTooLargeError: if the peer announces more than ``max_bytes``; the payload is then not read.
         TimeoutError: if the frame is not complete before the deadline.
-        ConnectionError: if the peer closes the connection.
+        ConnectionError: if the peer closes the connection, or announces more than ``max_bytes``; the payload is then
+            not read.
     """
     (length,) = HEADER.unpack(receive_exactly(sock, HEADER.size, deadline=deadline))
     if length > max_bytes:
-        raise FrameTooLargeError(f"peer announced a frame of {length} bytes; {max_bytes} are allowed")
+        raise ConnectionAbortedError(f"peer announced a frame of {length} bytes; {max_bytes} are allowed")
     return receive_exactly(sock, length, deadline=deadline)
 
 

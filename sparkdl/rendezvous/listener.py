@@ -102,7 +102,9 @@ class AuthenticatedListener(Closing):
         else:
             self._sockets, self.address = list(sockets), Address(hosts=(), port=0)
         self._where = f"port {self.address.port}" if self.address.hosts else "a socket of this machine"
-        self._refusals = _Refusals(self._where)
+        self._refused_at: float | None = None
+        """When refused connections were last logged; None before the first."""
+        self._num_unlogged, self._last_refusal = 0, ""
         self._complained_at = -_LOG_EVERY_S
         self._selector = selectors.DefaultSelector()
         for sock in self._sockets:
@@ -154,19 +156,15 @@ class AuthenticatedListener(Closing):
                 else:
                     self._accept_from(key.data)
             self._drop_overdue()
-            if self._refusals.due_at is not None and self._refusals.due_at <= time.monotonic():
-                self._refusals.log()
         for sock in self._sockets:
             sock.close()
         for stranger in [*self._strangers, *self._knocked]:
             stranger.sock.close()
         self._selector.close()
-        self._refusals.log()
+        self._log_refusals()
 
     def _time_to_next_s(self) -> float | None:
         times = [next(iter(strangers)).due_at for strangers in (self._strangers, self._knocked) if strangers]
-        if (tells_at := self._refusals.due_at) is not None:
-            times.append(tells_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _accept_from(self, listening: socket.socket) -> None:
@@ -272,7 +270,7 @@ class AuthenticatedListener(Closing):
             # The peer tried twice because the first answer came late, and needs only one connection.
             logger.debug("A peer that has the secret %s on %s", reason, self._where)
         else:
-            self._refusals.note(sock, reason)
+            self._note_refusal(sock, reason)
         self._forget(stranger)
         with contextlib.suppress(OSError):
             if answer:
@@ -281,6 +279,25 @@ class AuthenticatedListener(Closing):
                 # If input were left unread, the kernel would drop the answer.
                 sock.recv(1 << 16, socket.MSG_DONTWAIT)
         sock.close()
+
+    def _note_refusal(self, sock: socket.socket, reason: str) -> None:
+        """Log the first refused connection at once, and later ones by their number, at most once a minute."""
+        if self._refused_at is None:
+            self._refused_at = time.monotonic()
+            logger.warning("Rejected a connection to %s: %s %s", self._where, peer_name(sock), reason)
+            return
+        self._num_unlogged, self._last_refusal = self._num_unlogged + 1, reason
+        if time.monotonic() - self._refused_at >= _LOG_EVERY_S:
+            self._log_refusals()
+
+    def _log_refusals(self) -> None:
+        if self._refused_at is not None and self._num_unlogged:
+            now = time.monotonic()
+            logger.warning(
+                "Rejected %d more connections to %s in %.0f s; the last of them %s",
+                *(self._num_unlogged, self._where, now - self._refused_at, self._last_refusal),
+            )
+            self._num_unlogged, self._refused_at = 0, now
 
     def _forget(self, stranger: _Stranger) -> None:
         self._strangers.pop(stranger, None)
@@ -298,45 +315,6 @@ class _Stranger:
         self.sock, self.handshake = sock, handshake
         self.due_at = 0.0
         self.is_registered = False
-
-
-class _Refusals:
-    """Logs refused connections: the first one at once, later ones as a count at most once per period."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._num_unlogged = 0
-        self._latest = ""
-        self._logged_at: float | None = None
-
-    @property
-    def due_at(self) -> float | None:
-        """When the next line is due; None if there is nothing to log."""
-        return None if self._logged_at is None or not self._num_unlogged else self._logged_at + _LOG_EVERY_S
-
-    def note(self, sock: socket.socket, reason: str) -> None:
-        """Take note of a connection that is about to be closed."""
-        if self._logged_at is None:
-            self._logged_at = time.monotonic()
-            logger.warning("Rejected a connection to %s: %s %s", self._where, peer_name(sock), reason)
-            return
-        self._num_unlogged += 1
-        if self._num_unlogged == 1:
-            self._latest = f"{peer_name(sock)} {reason}"
-
-    def log(self) -> None:
-        """Log the connections that have not been logged."""
-        if self._logged_at is None or not self._num_unlogged:
-            return
-        now = time.monotonic()
-        logger.warning(
-            "Rejected %d more connections to %s in %.0f s; the first of them: %s",
-            self._num_unlogged,
-            self._where,
-            now - self._logged_at,
-            self._latest,
-        )
-        self._num_unlogged, self._logged_at = 0, now
 
 
 def strangers_allowed() -> int:

@@ -9,7 +9,6 @@ rank, with more information than Spark's exception has.
 from __future__ import annotations
 
 import io
-import logging
 import socket
 import threading
 import time
@@ -32,10 +31,9 @@ from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.launch.wire.outcome import Failure, HealthReport, RankHealth, StopReason
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions, version_conflicts
 from sparkdl.rendezvous.addresses import (
-    LISTEN,
     LOOPBACK,
     Address,
-    hosts_of_name,
+    hosts_known_as,
     is_loopback,
     reachable_hosts,
 )
@@ -44,8 +42,6 @@ from sparkdl.rendezvous.pmi import PmiServer, pmi_environment
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext, TaskContext
-
-logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
 LEAST_MEETING_S = 30.0
@@ -193,17 +189,7 @@ def hosts_for_tasks(hosts: Sequence[str]) -> Sequence[str]:
     """The addresses of this machine at which tasks on ``hosts`` reach it; the first host is this machine."""
     if are_on_one_host(hosts):
         return [LOOPBACK]
-    known = hosts_of_name(hosts[0])
-    chosen = reachable_hosts(known)
-    if not known:
-        logger.warning(
-            "Spark knows this executor as %r, which is not an address of this machine; the other ranks connect to %s. "
-            "If that fails, set an address that they can reach in %s.",
-            hosts[0],
-            ", ".join(chosen),
-            LISTEN,
-        )
-    return chosen
+    return hosts_known_as("The address of this executor in Spark", hosts[0])
 
 
 def _coordinator(spec: LaunchSpec, host: Sequence[str], stack: ExitStack) -> Coordinator:

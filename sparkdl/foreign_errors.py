@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from sparkdl.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,21 @@ def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreEr
 
 
 @contextmanager
+def _converted(
+    convert: Callable[[Exception], SparkdlError], of: type[Exception] = Exception
+) -> Iterator[None]:
+    """Raise other code's exceptions of a class in this block as the errors that a function makes of them."""
+    try:
+        yield
+    except SparkdlError:
+        raise
+    except of as error:
+        raise convert(error) from error
+
+
 def errors_as(
     kind: type[SparkdlError], what: str, advice: str = "", *, of: type[Exception] = Exception
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Convert the exceptions of other code in this block, such as a function of the user, to an error of sparkdl's.
 
     Args:
@@ -265,28 +277,21 @@ def errors_as(
     Raises:
         SparkdlError: of that class, with the exception's type and text, in place of an error that is not sparkdl's.
     """
-    try:
-        yield
-    except SparkdlError:
-        raise
-    except of as error:
+
+    def convert(error: Exception) -> SparkdlError:
         text = f"{what}: {type(error).__name__}: {error}"
-        raise kind(f"{text.rstrip('.')}. {advice}" if advice else text) from error
+        return kind(f"{text.rstrip('.')}. {advice}" if advice else text)
+
+    return _converted(convert, of)
 
 
-@contextmanager
-def store_errors(what: str, otherwise: str = "") -> Iterator[None]:
+def store_errors(what: str, otherwise: str = "") -> AbstractContextManager[None]:
     """Convert the errors of a filesystem in this block by :func:`store_error`.
 
     Raises:
         StoreError: in place of an error that is not sparkdl's.
     """
-    try:
-        yield
-    except SparkdlError:
-        raise
-    except Exception as error:
-        raise store_error(what, error, otherwise) from error
+    return _converted(lambda error: store_error(what, error, otherwise))
 
 
 def describe_reading_failure(error: BaseException) -> str:
@@ -302,22 +307,20 @@ def describe_reading_failure(error: BaseException) -> str:
     )
 
 
-@contextmanager
-def reading_from(url: str) -> Iterator[None]:
+def reading_from(url: str) -> AbstractContextManager[None]:
     """Convert the errors of a filesystem in this block to an error that names the URL and says what to do.
 
     Raises:
         StoreAccessError: in place of an error that is not sparkdl's.
     """
-    try:
-        yield
-    except SparkdlError:
-        raise
-    except Exception as error:
+
+    def convert(error: Exception) -> StoreAccessError:
         why = describe_reading_failure(error) or (
             f"{type(error).__name__}: {one_line(error)} See whether the URL is right and can be read from here."
         )
-        raise StoreAccessError(f"{url} cannot be read: {why}") from error
+        return StoreAccessError(f"{url} cannot be read: {why}")
+
+    return _converted(convert)
 
 
 def one_line(error: BaseException | str) -> str:

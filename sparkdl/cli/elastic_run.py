@@ -41,12 +41,8 @@ def run(options: argparse.Namespace) -> tuple[int, int]:
     setup = RankSetup(
         returns_all=False,
         gpus=0,
-        sees_gpus_of_host=False,
-        log_level=None,
         operation_timeout_s=options.timeout,
-        commits=None,
         init_torch=False,
-        restart_count=0,
         max_restarts=limits.max_restarts,
     )
     is_open = bool(os.environ.get(LISTEN))

@@ -19,16 +19,18 @@ from sparkdl.cores import check_threads, in_threads, threads_of_local_rank
 from sparkdl.errors import LaunchError
 from sparkdl.launch.elastic.offers import SlotOffer
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
+from sparkdl.launch.hangs.watch import hang_limits
 from sparkdl.launch.local_stage import LocalStage
-from sparkdl.launch.ranks import make_spec, run_spec
+from sparkdl.launch.ranks import check_spec, run_spec
 from sparkdl.launch.task.program import HAS_MET, OnLine, Program
+from sparkdl.launch.wire.messages import pickle_call
+from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from sparkdl.launch.elastic.offers import Invitation
     from sparkdl.launch.elastic.roster import ElasticLimits
     from sparkdl.launch.supervision import OnEvent, OnLog
-    from sparkdl.launch.wire.spec import LaunchSpec
 
 _logger = logging.getLogger(__name__)
 
@@ -81,21 +83,19 @@ def run_on_local_ranks(
         HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
     num_threads = threads_per_rank or threads_of_local_rank(max(1, num_ranks))
-    spec = make_spec(
-        (function, args, kwargs),
+    spec = LaunchSpec(
         num_ranks=num_ranks,
+        payload=pickle_call(function, args, kwargs),
         transport=transport,
         wire=wire,
         gpus_per_rank=gpus_per_rank,
-        threads_per_rank=num_threads,
-        mpi=mpi,
-        environment=environment,
-        modules=modules,
-        operation_timeout_s=operation_timeout_s,
-        hang_timeout_s=hang_timeout_s,
-        silence_timeout_s=silence_timeout_s,
-        elastic=elastic,
+        num_threads=num_threads,
+        mpi=mpi and elastic is None,
+        environment=tuple((environment or {}).items()),
+        modules=tuple(modules),
+        limits=hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s),
     )
+    check_spec(spec, elastic)
     most = num_ranks if elastic is None else elastic.most
     gpus = [gpus_of(rank, gpus_per_rank, os.environ) for rank in range(most)]
     check_loopback()
@@ -152,15 +152,14 @@ def run_program_on_local_ranks(
             ``on_line`` raised.
     """
     num_threads = threads_per_rank or threads_of_local_rank(max(1, num_ranks))
-    spec = make_spec(
-        None,
+    spec = LaunchSpec(
         num_ranks=num_ranks,
         transport=transport,
         wire=wire,
-        threads_per_rank=num_threads,
-        operation_timeout_s=timeout_s,
-        hang_timeout_s=math.inf,  # programs send no heartbeats
+        num_threads=num_threads,
+        limits=hang_limits(math.inf, timeout_s),  # programs send no heartbeats
     )
+    check_spec(spec)
     check_loopback()
     program = Program(command=command, num_threads=num_threads, on_line=on_line)
 

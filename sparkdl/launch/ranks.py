@@ -1,94 +1,50 @@
-"""What every launch has in common, in Spark or on this machine: checks of arguments, spec, supervision."""
+"""What every launch has in common, in Spark or on this machine: checks of arguments, supervision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparkdl.checks import check_counts
-from sparkdl.collective import check_timeout, check_transport, new_secret, uses_mpi
+from sparkdl.collective import check_timeout, check_transport, uses_mpi
 from sparkdl.cores import check_threads
 from sparkdl.errors import ParamError
-from sparkdl.launch.hangs.watch import hang_limits
 from sparkdl.launch.supervision import Listener, OnEvent, OnLog, Supervision
 from sparkdl.launch.wire.channel import DriverChannel
-from sparkdl.launch.wire.messages import pickle_call
-from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 
 if TYPE_CHECKING:
     from sparkdl.launch.elastic.offers import Invitation
     from sparkdl.launch.elastic.roster import ElasticLimits
     from sparkdl.launch.stage import Stage
+    from sparkdl.launch.wire.spec import LaunchSpec
 
 MakeStage: TypeAlias = "Callable[[LaunchSpec, int], Stage]"
 """Starts the tasks of a spec; the number is that of the slot of its first rank, such as of a machine's GPUs."""
 
 
-def make_spec(
-    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None,
-    *,
-    num_ranks: int,
-    transport: str,
-    wire: str,
-    gpus_per_rank: int = 0,
-    threads_per_rank: int | None,
-    mpi: bool = False,
-    environment: Mapping[str, str] | None = None,
-    modules: Sequence[str] = (),
-    start_timeout_s: float = 300.0,
-    operation_timeout_s: float,
-    hang_timeout_s: float | None,
-    silence_timeout_s: float | None = None,
-    elastic: ElasticLimits | None = None,
-) -> LaunchSpec:
-    """Check the arguments of a launch, which are those of :func:`~sparkdl.launch.run_on_ranks`, and make its spec.
-
-    ``call`` is None for a launch of a program.
+def check_spec(spec: LaunchSpec, elastic: ElasticLimits | None = None) -> None:
+    """Check the arguments of a launch, which are those of :func:`~sparkdl.launch.run_on_ranks`.
 
     Raises:
         ParamError: if an argument has a value that cannot work.
-        SerializationError: if the call cannot be pickled.
     """
-    check_counts(least=1, num_ranks=num_ranks)
-    check_counts(least=0, gpus_per_rank=gpus_per_rank)
-    check_threads(threads_per_rank)
-    check_transport(transport, wire)
-    check_timeout(start_timeout_s, "start_timeout_s")
-    check_timeout(operation_timeout_s, "operation_timeout_s")
-    if elastic is not None:
-        _check_elastic(elastic, num_ranks, transport)
-    return LaunchSpec(
-        num_ranks=num_ranks,
-        secret=new_secret(),
-        payload=b"" if call is None else pickle_call(*call),
-        transport=transport,
-        wire=wire,
-        gpus_per_rank=gpus_per_rank,
-        num_threads=threads_per_rank,
-        mpi=mpi and elastic is None,
-        environment=tuple((environment or {}).items()),
-        modules=tuple(modules),
-        versions=installed_versions(),
-        start_timeout_s=start_timeout_s,
-        limits=hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s),
-    )
-
-
-def _check_elastic(elastic: ElasticLimits, num_ranks: int, transport: str) -> None:
-    if not 1 <= elastic.least <= num_ranks <= elastic.most:
+    check_counts(least=1, num_ranks=spec.num_ranks)
+    check_counts(least=0, gpus_per_rank=spec.gpus_per_rank)
+    check_threads(spec.num_threads)
+    check_transport(spec.transport, spec.wire)
+    check_timeout(spec.start_timeout_s, "start_timeout_s")
+    check_timeout(spec.limits.operation_timeout_s, "operation_timeout_s")
+    if elastic is None:
+        return
+    if any(number % elastic.group_size for number in (elastic.least, spec.num_ranks, elastic.most)):
         raise ParamError(
-            f"An elastic launch begins with {num_ranks} ranks, which have to be between its minimum, {elastic.least}, "
-            f"and its maximum, {elastic.most}; the minimum is at least 1."
-        )
-    if any(number % elastic.group_size for number in (elastic.least, num_ranks, elastic.most)):
-        raise ParamError(
-            f"An elastic launch has a minimum of {elastic.least}, begins with {num_ranks}, and has a maximum of "
+            f"An elastic launch has a minimum of {elastic.least}, begins with {spec.num_ranks}, and has a maximum of "
             f"{elastic.most} ranks: all have to be multiples of {elastic.group_size}, the ranks that share a model."
         )
-    if uses_mpi(transport):
+    if uses_mpi(spec.transport):
         raise ParamError(
-            f"transport={transport!r} cannot be elastic: no rank can leave or join an MPI world. Use 'auto'."
+            f"transport={spec.transport!r} cannot be elastic: no rank can leave or join an MPI world. Use 'auto'."
         )
 
 

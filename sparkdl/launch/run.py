@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.cores import in_threads
-from sparkdl.launch.ranks import make_spec, run_spec
+from sparkdl.launch.hangs.watch import hang_limits
+from sparkdl.launch.ranks import check_spec, run_spec
 from sparkdl.launch.slots import OnWait, check_cluster
 from sparkdl.launch.spark_job import SparkJob, driver_hosts
+from sparkdl.launch.wire.messages import pickle_call
+from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.spark.jobs import jobs_of, name_of
 from sparkdl.spark.session import active_session, is_connect, task_cpus, threads_by_settings
 
@@ -111,22 +114,20 @@ def run_on_ranks(
         RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is that rank's exception.
         HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.
     """
-    spec = make_spec(
-        (function, args, kwargs),
+    spec = LaunchSpec(
         num_ranks=num_ranks,
+        payload=pickle_call(function, args, kwargs),
         transport=transport,
         wire=wire,
         gpus_per_rank=gpus_per_rank,
-        threads_per_rank=threads_per_rank,
-        mpi=mpi,
-        environment=environment,
-        modules=modules,
+        num_threads=threads_per_rank,
+        mpi=mpi and elastic is None,
+        environment=tuple((environment or {}).items()),
+        modules=tuple(modules),
         start_timeout_s=start_timeout_s,
-        operation_timeout_s=operation_timeout_s,
-        hang_timeout_s=hang_timeout_s,
-        silence_timeout_s=silence_timeout_s,
-        elastic=elastic,
+        limits=hang_limits(hang_timeout_s, operation_timeout_s, silence_timeout_s),
     )
+    check_spec(spec, elastic)
     session = spark or active_session()
     check_cluster(
         session,

@@ -17,7 +17,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
+from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sparkdl.collective import Deadline
@@ -34,7 +36,7 @@ from sparkdl.rendezvous.addresses import (
     route_host,
 )
 from sparkdl.spark.failures import was_cancelled
-from sparkdl.spark.jobs import named_jobs
+from sparkdl.spark.jobs import named_jobs, tagged
 from sparkdl.spark.session import is_connect, setting
 
 if TYPE_CHECKING:
@@ -138,23 +140,20 @@ class TaggedCall(Generic[Value]):
             self.spark.sparkContext.cancelJobsWithTag(self.tag)
 
     def _call(self) -> None:
-        tagging: Any = self.spark if is_connect(self.spark) else self.spark.sparkContext
-        add, remove = ("addTag", "removeTag") if is_connect(self.spark) else ("addJobTag", "removeJobTag")
+        tagging = self.spark if is_connect(self.spark) else self.spark.sparkContext
         try:
-            for tag in (self.tag, *self._callers_tags):
-                getattr(tagging, add)(tag)
-            assert self._function is not None
-            self.value = self._function()
+            with ExitStack() as stack:
+                for tag in (self.tag, *self._callers_tags):
+                    stack.enter_context(tagged(tagging, tag))
+                assert self._function is not None
+                self.value = self._function()
         except Exception as error:
             self._error = error
         finally:
             # The function may be part of a reference cycle with this call, which would keep the value until the next
             # garbage collection.
             self._function = None
-            try:
-                getattr(tagging, remove)(self.tag)
-            finally:
-                self._ended.set()
+            self._ended.set()
 
 
 def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
@@ -346,14 +345,12 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
         assert rows is not None
         fetched = [row for row in self._fetched if (row["rank"], row["kind"]) == (rank, kind)]
         if all(row["body"] is not None for row in fetched):
-            for row in _in_order(fetched):
-                into.write(row["body"])
+            into.writelines(row["body"] for row in sorted(fetched, key=itemgetter("chunk")))
             return
         mine = rows.filter((rows["rank"] == rank) & (rows["kind"] == kind))
         for start in range(0, num_chunks, FETCH_CHUNKS):
             window = mine.filter(mine["chunk"].between(start, start + FETCH_CHUNKS - 1))
-            for row in _in_order(self._collect(window)):
-                into.write(row["body"])
+            into.writelines(row["body"] for row in sorted(self._collect(window), key=itemgetter("chunk")))
 
     def _collect(self, frame: DataFrame) -> list[Row]:
         with named_jobs(self.spark, f"fetching results of {self._ranks}"):
@@ -417,10 +414,6 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
     def _is_ours(self, num_tasks: int, num_active: int) -> bool:
         # The tasks of a barrier stage are launched all at once or not at all.
         return num_tasks == self.num_ranks and num_active > 0
-
-
-def _in_order(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: int(row["chunk"]))
 
 
 CANCEL_TIMEOUT_S = 5.0

@@ -88,12 +88,12 @@ class RankSetup:
 
     returns_all: bool
     gpus: int
-    sees_gpus_of_host: bool
-    log_level: int | None
+    sees_gpus_of_host: bool = False
+    log_level: int | None = None
     operation_timeout_s: float
-    commits: CommitPlace | None
+    commits: CommitPlace | None = None
     init_torch: bool
-    restart_count: int
+    restart_count: int = 0
     max_restarts: int
     monitor: Monitor | None = None
 

@@ -177,7 +177,6 @@ class Runner:
                 operation_timeout_s=self.operation_timeout_s,
                 commits=None if lease is None else CommitPlace(lease.url, lease.name),
                 init_torch=self.init_torch,
-                restart_count=0,
                 max_restarts=self.max_restarts + self.max_retries,
                 monitor=self.monitor,
             )
@@ -319,10 +318,6 @@ class Runner:
             max_restarts=self.max_restarts,
             max_retries=self.max_retries,
         )
-        if self.monitor is not None and not hasattr(self.monitor, "on_driver"):
-            raise ParamError(
-                f"monitor is {self.monitor!r}; give a sparkdl.monitor.Monitor, as Monitor(seconds=5)."
-            )
         if self.min_workers is not None and not 1 <= self.min_workers <= self.num_workers:
             raise ParamError(
                 f"min_workers={self.min_workers} must be between 1 and num_workers={self.num_workers}."

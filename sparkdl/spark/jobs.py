@@ -135,7 +135,7 @@ def _named(spark: SparkSession) -> Iterator[str]:
     purpose = _purpose.get()
     assert purpose is not None, "the block is one of jobs_of"
     if is_connect(spark):
-        with _tagged(spark, str(purpose).replace(",", ";")) as tag:  # a tag cannot have commas
+        with tagged(spark, str(purpose).replace(",", ";")) as tag:  # a tag cannot have commas
             yield tag
         return
     context: Any = spark.sparkContext
@@ -145,8 +145,8 @@ def _named(spark: SparkSession) -> Iterator[str]:
         context.setLocalProperty(GROUP, purpose.group)
     try:
         with (
-            _tagged(context, purpose.group),
-            _tagged(context, f"sparkdl-{secrets.token_hex(8)}") as tag,
+            tagged(context, purpose.group),
+            tagged(context, f"sparkdl-{secrets.token_hex(8)}") as tag,
         ):
             yield tag
     finally:
@@ -158,7 +158,8 @@ def _named(spark: SparkSession) -> Iterator[str]:
 
 
 @contextmanager
-def _tagged(tagging: Any, tag: str) -> Iterator[str]:
+def tagged(tagging: Any, tag: str) -> Iterator[str]:
+    """Give the jobs of a block a tag, by a session of Spark Connect or by a classic context; yield the tag."""
     add, remove, get = (
         (tagging.addTag, tagging.removeTag, tagging.getTags)
         if hasattr(tagging, "addTag")

@@ -25,47 +25,34 @@ SHELL = "/bin/sh"
 _WATCH = 'read -r _; kill -s KILL -- "-$1" 2>/dev/null'
 
 
-class ProcessGuard:
-    """A small process that kills a rank's process group when this process dies, even by SIGKILL.
+def _start_guard(group: int) -> subprocess.Popen[bytes]:
+    """Start a small process that kills a rank's process group when this process dies, even by SIGKILL.
 
     The kernel's own parent-death signal would reach only the rank, not the processes that it has started.
-
-    Args:
-        group: number of the process group.
 
     Raises:
         LaunchError: if the guard cannot be started.
     """
-
-    def __init__(self, group: int) -> None:
-        try:
-            self._process = subprocess.Popen(
-                [SHELL, "-c", _WATCH, "sparkdl-guard", str(group)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise LaunchError(
-                f"the guard that would end a rank with its launcher cannot be started: {SHELL}: {error.strerror}."
-                " Look at the limits of processes and descriptors on this machine."
-            ) from error
-
-    def release(self) -> None:
-        """Stop watching, without ending the group."""
-        self._process.kill()
-        reap_killed(self._process)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-
-def reap_killed(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process that was sent SIGKILL, and return its exit status; after a timeout it is left unreaped."""
     try:
-        return process.wait(KILL_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return -signal.SIGKILL
+        return subprocess.Popen(
+            [SHELL, "-c", _WATCH, "sparkdl-guard", str(group)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LaunchError(
+            f"the guard that would end a rank with its launcher cannot be started: {SHELL}: {error.strerror}."
+            " Look at the limits of processes and descriptors on this machine."
+        ) from error
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for its end; after a timeout it is left unreaped."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(KILL_TIMEOUT_S)
 
 
 def end_process_group(group: int, exited: threading.Event, *, grace_s: float) -> None:
@@ -137,10 +124,9 @@ class GuardedProcess:
         assert self._process.stderr is not None
         self.outputs: list[IO[bytes]] = [self._process.stdout, self._process.stderr]
         try:
-            self._guard = ProcessGuard(self.pid)
+            self._guard = _start_guard(self.pid)
         except BaseException:
-            os.killpg(self.pid, signal.SIGKILL)
-            reap_killed(self._process)
+            _kill(self._process)
             for output in self.outputs:
                 output.close()
             raise
@@ -172,7 +158,9 @@ class GuardedProcess:
         self._reap()
 
     def _reap(self) -> None:
-        self._guard.release()
+        _kill(self._guard)
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
         self._process.wait()  # it has ended
         self._is_reaped = True
 

@@ -46,41 +46,30 @@ class Hang:
 
 
 def hang_limits(
-    hang_timeout_s: float | None, operation_timeout_s: float, silence_timeout_s: float | None
+    hang_timeout_s: float | None, operation_timeout_s: float, silence_timeout_s: float | None = None
 ) -> HangLimits:
-    """Make the limits, with defaults for those that are None.
+    """Make the limits; by default a rank hangs after a share of the operations' deadline.
 
     Raises:
-        ParamError: if a timeout is too short.
+        ParamError: if a timeout is shorter than :data:`MIN_HANG_TIMEOUT_S`.
     """
-    hang_timeout_s = check_hang_timeout(hang_timeout_s, operation_timeout_s)
-    if silence_timeout_s is not None:
-        check_hang_timeout(silence_timeout_s, operation_timeout_s, "silence_timeout_s")
+    timeouts = {
+        "hang_timeout_s (hangTimeoutSeconds of a fit)": hang_timeout_s,
+        "silence_timeout_s": silence_timeout_s,
+    }
+    for name, timeout_s in timeouts.items():
+        if timeout_s is not None and not timeout_s >= MIN_HANG_TIMEOUT_S:
+            raise ParamError(
+                f"{name} must be at least {MIN_HANG_TIMEOUT_S:g} s, in which a rank "
+                f"sends four heartbeats, or math.inf for never; got {timeout_s:g}."
+            )
+    if hang_timeout_s is None:
+        hang_timeout_s = max(MIN_HANG_TIMEOUT_S, _SHARE_OF_DEADLINE * operation_timeout_s)
     return HangLimits(
         hang_timeout_s=hang_timeout_s,
         operation_timeout_s=operation_timeout_s,
         silence_timeout_s=hang_timeout_s if silence_timeout_s is None else silence_timeout_s,
     )
-
-
-def check_hang_timeout(
-    hang_timeout_s: float | None,
-    operation_timeout_s: float,
-    name: str = "hang_timeout_s (hangTimeoutSeconds of a fit)",
-) -> float:
-    """Return the time after which a rank counts as hanging, by default a share of the operations' deadline.
-
-    Raises:
-        ParamError: if it is shorter than :data:`MIN_HANG_TIMEOUT_S`.
-    """
-    if hang_timeout_s is None:
-        return max(MIN_HANG_TIMEOUT_S, _SHARE_OF_DEADLINE * operation_timeout_s)
-    if not hang_timeout_s >= MIN_HANG_TIMEOUT_S:
-        raise ParamError(
-            f"{name} must be at least {MIN_HANG_TIMEOUT_S:g} s, in which a rank "
-            f"sends four heartbeats, or math.inf for never; got {hang_timeout_s:g}."
-        )
-    return hang_timeout_s
 
 
 def find_hang(

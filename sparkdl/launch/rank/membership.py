@@ -128,10 +128,14 @@ class Membership:
             except BaseException as error:
                 future.set_exception(error)
 
+        def drop(late: Future[Value]) -> None:
+            if late.exception() is None:
+                discard(late.result())
+
         threading.Thread(target=call, name="sparkdl-opening", daemon=True).start()
         while not wait([future], _SLICE_S).done:
             if signals.broken.is_set():
-                future.add_done_callback(lambda late: late.exception() or discard(late.result()))
+                future.add_done_callback(drop)
                 self.check()
         return future.result()
 

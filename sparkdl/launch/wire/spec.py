@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.rendezvous.addresses import Address
+from sparkdl.rendezvous.handshake import new_secret
 from sparkdl.versions import package_versions
 
 COMPARED_PACKAGES = ("sparkdl", "torch", "numpy", "cloudpickle")
@@ -30,6 +31,13 @@ class HangLimits:
     silence_timeout_s: float
 
 
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    missing = dict.fromkeys(COMPARED_PACKAGES, "not installed")
+    return {"python": python, **missing, **package_versions(COMPARED_PACKAGES)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """Everything a barrier task needs to start its rank."""
@@ -39,11 +47,11 @@ class LaunchSpec:
 
     num_ranks: int
 
-    secret: bytes = field(repr=False)
+    secret: bytes = field(default_factory=new_secret, repr=False)
     """Proves to every listener of the job that a peer belongs to it. Travels only in Spark's closure."""
 
-    payload: bytes = field(repr=False)
-    """The pickled function with its arguments."""
+    payload: bytes = field(default=b"", repr=False)
+    """The pickled function with its arguments; empty if the ranks run a program."""
 
     transport: str
     """Transport of the communicator: one of :data:`sparkdl.collective.TRANSPORTS`."""
@@ -51,24 +59,24 @@ class LaunchSpec:
     wire: str
     """Data type in which the communicator sends sums and averages of float32 between hosts."""
 
-    gpus_per_rank: int
+    gpus_per_rank: int = 0
 
     num_threads: int | None
     """Number of threads of each rank that the user chose; None for the cores of a task."""
 
-    mpi: bool
+    mpi: bool = False
     """Whether the ranks form an MPI world even if the transport is not MPI, for code that uses mpi4py."""
 
-    environment: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...] = ()
     """Environment variables that are set for the rank processes only."""
 
-    modules: tuple[str, ...]
+    modules: tuple[str, ...] = ()
     """Modules that the forkserver imports; see :mod:`sparkdl.launch.forkserver.process`."""
 
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = field(default_factory=installed_versions)
     """Versions on the driver, compared with those of every executor."""
 
-    start_timeout_s: float
+    start_timeout_s: float = 300.0
     """How long tasks wait for tasks that have not started."""
 
     limits: HangLimits
@@ -86,13 +94,6 @@ class LaunchSpec:
     def is_alone(self) -> bool:
         """Whether this launch has one task, which needs no other one to begin: a member of one rank."""
         return self.roster is not None and self.num_ranks == 1
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of Python and of :data:`COMPARED_PACKAGES` in this process's environment, without importing them."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    missing = dict.fromkeys(COMPARED_PACKAGES, "not installed")
-    return {"python": python, **missing, **package_versions(COMPARED_PACKAGES)}
 
 
 def version_conflicts(driver: Mapping[str, str], executor: Mapping[str, str]) -> list[str]:

@@ -10,28 +10,22 @@ import pytest
 
 from sparkdl.errors import LaunchError
 from sparkdl.launch.forkserver import guard
-from sparkdl.launch.forkserver.guard import GuardedProcess, ProcessGuard
+from sparkdl.launch.forkserver.guard import GuardedProcess
 from tests.collective.eventually import eventually
+from tests.processes import wait_until_gone
 from tests.unkillable import unseen_end
 
 
 def test_guard_ends_the_group_when_its_starter_dies() -> None:
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     starter = (
-        "import os, sys; from sparkdl.launch.forkserver.guard import ProcessGuard;"
-        f"guard = ProcessGuard({sleeper.pid}); os.kill(os.getpid(), 9)"
+        "import os, sys; from sparkdl.launch.forkserver.guard import GuardedProcess;"
+        "process = GuardedProcess(['sleep', '600'], environment=os.environ, on_exit=lambda: None);"
+        "print(process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", starter], check=False, timeout=300)
-    assert sleeper.wait(10) == -signal.SIGKILL
-
-
-def test_released_guard_leaves_the_group_alone() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
-    ) as process:
-        ProcessGuard(process.pid).release()
-        process.communicate(b"\n", timeout=300)
-    assert process.returncode == 0
+    started = subprocess.run(
+        [sys.executable, "-c", starter], check=False, timeout=300, stdout=subprocess.PIPE
+    )
+    assert wait_until_gone([int(started.stdout)]) == []
 
 
 def children() -> set[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
-from sparkdl.launch.hangs.watch import Hang, HangWatch, check_hang_timeout, find_hang
+from sparkdl.launch.hangs.watch import Hang, HangWatch, find_hang, hang_limits
 from sparkdl.launch.wire.outcome import HealthReport, RankHealth
 from sparkdl.launch.wire.spec import HangLimits
 
@@ -148,13 +148,13 @@ def test_driver_that_was_blocked_itself_finds_no_hang() -> None:
 
 
 def test_hang_timeout_defaults_to_a_share_of_the_deadline() -> None:
-    assert check_hang_timeout(None, 300.0) == 240.0
-    assert check_hang_timeout(5.0, 300.0) == 5.0
-    assert check_hang_timeout(math.inf, 300.0) == math.inf
-    assert check_hang_timeout(None, 1.0) == 2.0, "a healthy rank sends heartbeats within"
+    assert hang_limits(None, 300.0).hang_timeout_s == hang_limits(None, 300.0).silence_timeout_s == 240.0
+    assert hang_limits(5.0, 300.0).hang_timeout_s == 5.0
+    assert hang_limits(math.inf, 300.0).hang_timeout_s == math.inf
+    assert hang_limits(None, 1.0).hang_timeout_s == 2.0, "a healthy rank sends heartbeats within"
     for wrong in (0.0, -1.0, 1.9, math.nan):
         with pytest.raises(ParamError, match="hang_timeout_s .* must be at least 2 s"):
-            check_hang_timeout(wrong, 300.0)
+            hang_limits(wrong, 300.0)
 
 
 def test_waits_of_an_earlier_world_make_no_rank_of_the_next_one_hang() -> None:

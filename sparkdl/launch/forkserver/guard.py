@@ -126,6 +126,7 @@ class GuardedProcess:
         try:
             self._guard = _start_guard(self.pid)
         except BaseException:
+            os.killpg(self.pid, signal.SIGKILL)
             _kill(self._process)
             for output in self.outputs:
                 output.close()

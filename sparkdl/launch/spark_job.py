@@ -68,6 +68,7 @@ class TaggedCall(Generic[Value]):
     Attributes:
         spark: the session.
         tag: the tag.
+        ended: event that is set once the call has ended.
         value: return value of the function; None before it has returned, and if it raised.
         was_cancelled_here: whether :meth:`cancel` was called; False for a cancellation in Spark's UI, for example.
     """
@@ -82,22 +83,18 @@ class TaggedCall(Generic[Value]):
         # The caller may cancel by the tags of this thread; with classic Spark threads inherit them.
         self._callers_tags = spark.getTags() if is_connect(spark) else set()
         # Used instead of the thread's join(): Python 3.11 considers a thread ended if Ctrl-C interrupts that.
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         _inheriting_thread(spark, self._call).start()
 
     @property
     def running(self) -> bool:
         """Whether the function has not returned yet."""
-        return not self._ended.is_set()
+        return not self.ended.is_set()
 
     @property
     def error(self) -> Exception | None:
         """What the function raised, or Spark when the thread was tagged; None without an error and before the end."""
         return None if self.running else self._error
-
-    def join(self, timeout_s: float) -> None:
-        """Wait until the call has ended, for at most ``timeout_s``."""
-        self._ended.wait(timeout_s)
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the jobs of the call, also jobs submitted later, until it has ended or the time is over."""
@@ -111,7 +108,7 @@ class TaggedCall(Generic[Value]):
                 if not is_logged:
                     _logger.warning("Cancelling the Spark jobs tagged %s failed: %s", self.tag, error)
                 is_logged = True
-            self._ended.wait(min(CANCEL_INTERVAL_S, deadline.remaining_s()))
+            self.ended.wait(min(CANCEL_INTERVAL_S, deadline.remaining_s()))
             if deadline.expired:
                 return
 
@@ -153,7 +150,7 @@ class TaggedCall(Generic[Value]):
             # The function may be part of a reference cycle with this call, which would keep the value until the next
             # garbage collection.
             self._function = None
-            self._ended.set()
+            self.ended.set()
 
 
 def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:
@@ -429,7 +426,7 @@ def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> l
     """
     call = TaggedCall(spark, f"sparkdl-{secrets.token_hex(8)}", frame.collect)
     try:
-        call.join(timeout_s)
+        call.ended.wait(timeout_s)
     except BaseException:  # Ctrl-C
         _cancel(call)
         raise

@@ -207,7 +207,7 @@ class Supervision:
                     "The tasks of this launch have not ended although they were cancelled. They are cancelled again "
                     "until they have, and ranks that start until then end without running the function."
                 )
-                self.channel.ignore_messages()
+                self.channel.takes_messages = False
                 self.stage.cancel_in_background(stack.pop_all().close)
 
     def _look_for_hang(self) -> None:

@@ -22,7 +22,7 @@ from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.rank_logging import OnLine, level_number, line_reader
-from sparkdl.runner.script import PackedCall, read_script
+from sparkdl.runner.script import PackedCall, Script, read_script
 from sparkdl.spark.jobs import jobs_of, name_of
 from sparkdl.tracking import metrics_of_active_run
 
@@ -165,8 +165,11 @@ class Runner:
     ) -> list[Any]:
         self._check()
         log_level = level_number(self.log_level)
-        is_function = callable(train) and not isinstance(train, str | os.PathLike)
-        call = PackedCall(train, args, kwargs) if is_function else read_script(train, args, kwargs)
+        call: PackedCall | Script
+        if callable(train) and not isinstance(train, str | os.PathLike):
+            call = PackedCall(train, args, kwargs)
+        else:
+            call = read_script(train, args, kwargs)
         session = self._session()
         with self._monitored(name_of(train)) as board, self._hold_commits(is_local=session is None) as lease:
             setup = RankSetup(

@@ -209,13 +209,9 @@ def _describe_running(context: Any, purpose: _Purpose, words: str) -> None:
         for entity, description in live:
             if not str(description.get(entity)).startswith(f"Some({purpose}"):
                 continue
-            shown = _shown_words(description.get(entity).get(), words)
+            shown = f"{description.get(entity).get().partition(_BEFORE_PROGRESS)[0]}{_BEFORE_PROGRESS}{words}"
             description.set(entity, context._jvm.scala.Option.apply(shown))
             entity.write(store.store(), now, False)
-
-
-def _shown_words(description: str, words: str) -> str:
-    return f"{description.partition(_BEFORE_PROGRESS)[0]}{_BEFORE_PROGRESS}{words}"
 
 
 _BEFORE_PROGRESS = " | "

@@ -231,7 +231,7 @@ def _end(jobs: Iterable[SparkJob]) -> None:
             job.cancel(timeout_s=0.0)
         deadline = Deadline(CANCEL_TIMEOUT_S)
         for job in running:
-            job.join(deadline.remaining_s())
+            job.ended.wait(deadline.remaining_s())
     finally:
         for job in running:
             if job.running:
@@ -394,7 +394,7 @@ class _MemberJobs:
             value = None
             if name is not None:
                 job = self.jobs[name]
-                job.join(deadline.remaining_s())
+                job.ended.wait(deadline.remaining_s())
                 try:
                     if job.running:
                         raise LaunchError(
@@ -413,7 +413,7 @@ class _MemberJobs:
         """The error that ended the run as the rank's own task returned it: with the exception of its code as cause."""
         deadline = Deadline(END_TIMEOUT_S)
         for job in self.jobs.values():
-            job.join(deadline.remaining_s())
+            job.ended.wait(deadline.remaining_s())
             try:
                 if not job.running and any(kind == "failure" for _, kind, _ in job.outcomes()):
                     collect(job, [], lambda *_: None, self._spec.limits)

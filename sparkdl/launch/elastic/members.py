@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, cast
 
+from sparkdl.closing import Closing
 from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.errors import (
     ClusterLostError,
@@ -106,7 +107,8 @@ def run_members(
         rendezvous = client.view(PREFIX)
         wanted = spec.num_ranks // limits.group_size
         roster = Roster(rendezvous, wanted=wanted, limits=limits, leases=leases or repeat(""))
-        offers = OfferedSlots(rendezvous, first=_own_slots(limits), versions=spec.versions)
+        own = limits.most_members if limits.own_slots is None else limits.own_slots
+        offers = OfferedSlots(rendezvous, first=own, versions=spec.versions)
         if on_open is not None:
             on_open(Invitation(coordinator=coordinator.address, secret=spec.secret))
         run = _Run(
@@ -115,6 +117,7 @@ def run_members(
             limits,
             roster,
             offers,
+            own=own,
             wanted=wanted,
             host=host,
             on_log=on_log,
@@ -124,12 +127,7 @@ def run_members(
             return run.values()
 
 
-def _own_slots(limits: ElasticLimits) -> int:
-    """The number of slots in which the launch itself starts members."""
-    return limits.most_members if limits.own_slots is None else limits.own_slots
-
-
-class _Run:
+class _Run(Closing):
     """The members of one launch; a context manager that ends them."""
 
     def __init__(
@@ -140,13 +138,14 @@ class _Run:
         roster: Roster,
         offers: OfferedSlots,
         *,
+        own: int,
         wanted: int,
         host: str | Sequence[str],
         on_log: OnLog | None,
         on_event: OnEvent | None,
     ) -> None:
         self._make_stage, self._spec, self._limits, self._roster = make_stage, spec, limits, roster
-        self._offers, self._own = offers, _own_slots(limits)
+        self._offers, self._own = offers, own
         self._wanted, self._host, self._on_log, self._on_event = wanted, host, on_log, on_event
         self._members: dict[int, _MemberLaunch] = {}
         self._numbers = count()
@@ -159,10 +158,7 @@ class _Run:
         self._reported: World | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> _Run:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         for member in self._members.values():
             member.supervision.cancel(StopReason("the run has ended"))
         self._offers.end()
@@ -351,7 +347,7 @@ class _Run:
         member.is_given_up = True
         member.supervision.cancel(reason)
         if reason.is_hang:
-            self._offers.discard(member.slot)
+            self._offers.offer_of.pop(member.slot, None)  # no more members are started there
         self._roster.lose(number)
 
     def _look_for_hangs(self) -> None:

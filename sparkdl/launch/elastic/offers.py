@@ -129,10 +129,6 @@ class _Message:
     def to_json(self) -> bytes:
         return json.dumps(vars(self)).encode()
 
-    @classmethod
-    def from_json(cls, text: bytes) -> _Message:
-        return cls(**json.loads(text))
-
 
 class OfferedSlots:
     """The slots that other processes offer to a launch.
@@ -158,7 +154,7 @@ class OfferedSlots:
     def poll(self) -> None:
         """Take in offers, and what became of them."""
         while self._rendezvous.check([key := f"{_OFFERS}/{self._next}"]):
-            message = _Message.from_json(self._rendezvous.get(key, CONNECT_TIMEOUT_S))
+            message = _Message(**json.loads(self._rendezvous.get(key, CONNECT_TIMEOUT_S)))
             self._rendezvous.delete(key)
             number, self._next = self._next, self._next + 1
             if message.kind == "offer":
@@ -184,10 +180,6 @@ class OfferedSlots:
         public = replace(spec, environment=(), secret=b"")
         self._rendezvous.post(f"{_STARTS}/{offer}", pickle.dumps((slot, public)))
         return stage
-
-    def discard(self, slot: int) -> None:
-        """Start no more members in a slot, as one hangs there."""
-        self.offer_of.pop(slot, None)
 
     def end(self) -> None:
         """Tell all offering processes that the run is over."""

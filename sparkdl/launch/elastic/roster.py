@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorTimeoutError
 from sparkdl.launch.wire.world import (
+    ANSWER_KEY,
     ARRIVALS,
+    BROKEN_KEY,
+    LEAVE_KEY,
     Answer,
     MemberArrival,
     World,
-    answer_key,
-    broken_key,
-    leave_key,
 )
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Roster:
         if member in self.released:  # and the others have not waited for it
             return
         if self.world is not None and member in self.world.members and member not in self._lost:
-            self._rendezvous.set(broken_key(self.world.number), f"member {member} was lost".encode())
+            self._rendezvous.set(BROKEN_KEY.format(self.world.number), f"member {member} was lost".encode())
         self._release(member, _OF_REPLACED)
 
     @property
@@ -204,8 +204,8 @@ class Roster:
     def break_up(self) -> None:
         """Have all ranks leave the current world, and refuse them another one: the run is over or has failed."""
         self._is_over = True
-        if self.world is not None and not self._rendezvous.check([broken_key(self.world.number)]):
-            self._rendezvous.set(broken_key(self.world.number), b"the run is over")
+        if self.world is not None and not self._rendezvous.check([BROKEN_KEY.format(self.world.number)]):
+            self._rendezvous.set(BROKEN_KEY.format(self.world.number), b"the run is over")
         self.end()
 
     def end(self) -> None:
@@ -288,9 +288,9 @@ class Roster:
             )
         if before is not None:
             self._log(before, self.world)
-            for key in (leave_key, broken_key):  # ends the members' watches
-                if not self._rendezvous.check([key(before.number)]):
-                    self._rendezvous.set(key(before.number), b"")
+            for key in (LEAVE_KEY, BROKEN_KEY):  # ends the members' watches
+                if not self._rendezvous.check([key.format(before.number)]):
+                    self._rendezvous.set(key.format(before.number), b"")
         for member in members:
             for number, _ in self._arrivals.pop(member).values():
                 self._answer(number, Answer(world=self.world))
@@ -319,7 +319,7 @@ class Roster:
     def _ask_to_leave(self, world: World) -> None:
         if self._asked_to_leave < world.number:
             self._asked_to_leave = world.number
-            self._rendezvous.set(leave_key(world.number), b"")
+            self._rendezvous.set(LEAVE_KEY.format(world.number), b"")
 
     def _log(self, before: World, after: World) -> None:
         gone, new = set(before.members) - set(after.members), set(after.members) - set(before.members)
@@ -345,7 +345,7 @@ class Roster:
         )
 
     def _answer(self, number: int, answer: Answer) -> None:
-        self._rendezvous.set(answer_key(number), answer.to_json())
+        self._rendezvous.set(ANSWER_KEY.format(number), answer.to_json())
 
 
 _OF_GONE = Answer(refusal="This rank was asked to leave the run, and the others continue without it.")

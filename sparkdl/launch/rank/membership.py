@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, RankLostError
 from sparkdl.launch.wire.world import (
+    ANSWER_KEY,
     ARRIVALS,
+    BROKEN_KEY,
+    LEAVE_KEY,
     Answer,
     MemberArrival,
     World,
-    answer_key,
-    broken_key,
-    leave_key,
 )
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Membership:
         """
         after = 0 if self.world is None else self.world.number
         arrival = self._arrival(after=after, progress=progress, is_done=is_done)
-        key = answer_key(self._rendezvous.post(ARRIVALS, arrival.to_json()))
+        key = ANSWER_KEY.format(self._rendezvous.post(ARRIVALS, arrival.to_json()))
         answer = Answer.from_json(self._wait_for(key))
         self._rendezvous.delete(key)
         if answer.refusal:
@@ -162,7 +162,7 @@ class Membership:
     def _watch_for_leave(self, world: World, signals: _Signals) -> None:
         """Wait until the members are to leave a world; the driver says so at the latest when the next one begins."""
         try:
-            self._wait_for(leave_key(world.number))
+            self._wait_for(LEAVE_KEY.format(world.number))
         except CommunicatorError:
             return  # the driver has ended, and ends this process
         signals.leave.set()
@@ -170,7 +170,7 @@ class Membership:
     def _watch_for_break(self, world: World, signals: _Signals) -> None:
         """Wait until a member of a world is lost, or the next one begins."""
         try:
-            reason = self._wait_for(broken_key(world.number)).decode()
+            reason = self._wait_for(BROKEN_KEY.format(world.number)).decode()
         except CommunicatorError:
             return
         signals.broken.set()

@@ -22,7 +22,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import cloudpickle
@@ -107,27 +106,26 @@ def _receive_call(task: MessageConnection) -> Call:
     If it cannot be unpickled, return a call that raises the error, so that it is reported once the other ranks run.
     """
     payload = bytearray()
-    while True:
-        header, body = _receive(task)
-        if header["kind"] == "unpickle":
-            # Imports make hundreds of thousands of objects and next to no garbage: collections would take a quarter of
-            # the time that importing torch takes. Frozen objects are never visited again.
-            gc.disable()
-            try:
-                function, args, kwargs = cloudpickle.loads(payload)
-            except BaseException as error:
-                return partial(_raise, error)
-            finally:
-                _files_of_imports.extend(map(weakref.ref, _open_files()))
-                gc.freeze()
-                gc.enable()
-            return lambda context: function(context, *args, **kwargs)
-        payload += body
+    while (message := _receive(task))[0]["kind"] != "unpickle":
+        payload += message[1]
+    # Imports make hundreds of thousands of objects and next to no garbage: collections would take a quarter of the time
+    # that importing torch takes. Frozen objects are never visited again.
+    gc.disable()
+    try:
+        function, args, kwargs = cloudpickle.loads(payload)
+    except BaseException as error:
+        failure = error
 
+        def fail(context: RankContext) -> NoReturn:
+            del context
+            raise failure
 
-def _raise(error: BaseException, context: RankContext) -> NoReturn:
-    del context
-    raise error
+        return fail
+    finally:
+        _files_of_imports.extend(map(weakref.ref, _open_files()))
+        gc.freeze()
+        gc.enable()
+    return lambda context: function(context, *args, **kwargs)
 
 
 def _run(

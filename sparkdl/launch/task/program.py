@@ -96,10 +96,11 @@ class ProgramSupervisor(Supervisor):
         self._print_error: OSError | None = None
         self._is_cancelled = False
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the program at once."""
         self._is_cancelled = True
         self._end()
-        super().__exit__()
+        super().close()
 
     def begin(self, job: RankJob, member: int | None = None) -> None:  # noqa: ARG002 - no program is a member
         """Start the program, unless it was stopped; see :meth:`Supervisor.begin`.

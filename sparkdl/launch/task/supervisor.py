@@ -15,12 +15,13 @@ import tempfile
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO, TYPE_CHECKING, Any
 
+from sparkdl.closing import Closing
 from sparkdl.collective import Deadline
 from sparkdl.collective.job import RankJob
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
@@ -114,7 +115,7 @@ RESULT_BYTES = 64 << 20
 """Results up to this size stay in the task's memory; larger ones wait in a temporary file."""
 
 
-class Supervisor(ABC):
+class Supervisor(Closing):
     """One rank and what a task does with it; a context manager that ends the rank.
 
     Args:
@@ -130,10 +131,8 @@ class Supervisor(ABC):
         self._stop_reason: StopReason | None = None
         self._changed = threading.Event()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the rank, and release its value."""
         self.result.close()
 
     @abstractmethod
@@ -275,10 +274,10 @@ class RankSupervisor(Supervisor):
         self._outbox.put(({"kind": "unpickle"}, b""))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        # The rank ends with the task, even if Spark kills the task.
+    def close(self) -> None:
+        """End the rank at once: it ends with the task, even if Spark kills the task."""
         self._end(grace_s=0.0)
-        super().__exit__()
+        super().close()
         self._stacks.close()
 
     @property

@@ -199,6 +199,8 @@ class DriverChannel(Closing):
         address: address at which the tasks reach the driver.
         started: ranks whose process has been started.
         lost: ranks whose tasks have gone without a goodbye. Spark may run such a task again.
+        takes_messages: whether log lines and events are kept for :meth:`next_message`. Set to False, they are dropped,
+            because no thread takes them any more, and the tasks would wait.
     """
 
     def __init__(self, secret: bytes, num_ranks: int, *, host: str | Sequence[str] | None = None) -> None:
@@ -220,7 +222,7 @@ class DriverChannel(Closing):
         self._connections: set[MessageConnection] = set()
         self._cancelled: StopReason | None = None
         self._closed = False
-        self._takes_messages = True
+        self.takes_messages = True
         self._meeting_timer: threading.Timer | None = None
         self._listener = AuthenticatedListener(
             secret, purpose=PURPOSE, host=host, on_connection=self._serve_in_thread
@@ -274,10 +276,6 @@ class DriverChannel(Closing):
             connections = list(self._connections)
         for connection in connections:
             self._send(connection, _stop_message(reason))
-
-    def ignore_messages(self) -> None:
-        """Drop log lines and events from now on: no thread takes them any more, and the tasks would wait."""
-        self._takes_messages = False
 
     def close(self) -> None:
         """Stop listening, and close the connections of all tasks."""
@@ -378,7 +376,7 @@ class DriverChannel(Closing):
             self._send(receiver, _MEET_BY_SPARK)
 
     def _hand_over(self, message: RankMessage) -> None:
-        while self._takes_messages and not self._closed:
+        while self.takes_messages and not self._closed:
             try:
                 self._messages.put(message, timeout=1.0)
             except queue.Full:

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
 
 ARRIVALS = "arrivals"
 """Queue of the rendezvous to which members post their arrivals, and the coordinator their losses."""
 
 
-def answer_key(arrival: int) -> str:
-    """The key of the answer to an arrival, by its number in the queue."""
-    return f"answers/{arrival}"
+ANSWER_KEY = "answers/{}"
+"""The key of the answer to an arrival, by its number in the queue."""
 
+LEAVE_KEY = "leave/{}"
+"""The key that is set when the members of a world, by its number, are to leave it after their current step."""
 
-def leave_key(world: int) -> str:
-    """The key that is set when the members of a world are to leave it after their current step."""
-    return f"leave/{world}"
+BROKEN_KEY = "broken/{}"
+"""The key that is set when the members have to leave a world, by its number, at once, with the reason as text.
 
-
-def broken_key(world: int) -> str:
-    """The key that is set when the members have to leave a world at once, with the reason as text.
-
-    If the world has ended otherwise, it is set to an empty text.
-    """
-    return f"broken/{world}"
+If the world has ended otherwise, it is set to an empty text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +87,6 @@ class World:
         """The rank at a place of a member."""
         return self.members.index(member) * self.group_size + place
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> World:
-        """Make a world of its fields, as JSON gives them."""
-        return cls(**{**fields, "members": tuple(fields["members"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -120,5 +108,6 @@ class Answer:
     def from_json(cls, text: bytes) -> Answer:
         """Decode what :meth:`to_json` made."""
         fields = json.loads(text)
-        world = fields["world"]
-        return cls(world=world and World.from_fields(world), refusal=fields["refusal"])
+        if world := fields["world"]:
+            fields["world"] = World(**{**world, "members": tuple(world["members"])})
+        return cls(**fields)

@@ -13,13 +13,13 @@ from sparkdl.collective import Coordinator, RendezvousClient, new_secret
 from sparkdl.launch.elastic import roster as module
 from sparkdl.launch.elastic.roster import ElasticLimits, Roster
 from sparkdl.launch.wire.world import (
+    ANSWER_KEY,
     ARRIVALS,
+    BROKEN_KEY,
+    LEAVE_KEY,
     Answer,
     MemberArrival,
     World,
-    answer_key,
-    broken_key,
-    leave_key,
 )
 
 
@@ -41,7 +41,7 @@ class Driver:
         return number
 
     def answer(self, number: int) -> Answer | None:
-        key = answer_key(number)
+        key = ANSWER_KEY.format(number)
         return Answer.from_json(self.client.get(key, 1.0)) if self.client.check([key]) else None
 
     def world(self, number: int) -> World:
@@ -80,7 +80,7 @@ def test_survivors_wait_for_each_other_and_the_farthest_is_rank_0(client):
     driver = Driver(client)
     driver.begin(0, 1)
     third = driver.arrive(2)
-    assert client.check([leave_key(1)])  # asked to leave, as one waits to join
+    assert client.check([LEAVE_KEY.format(1)])  # asked to leave, as one waits to join
     first = driver.arrive(0, after=1, progress=4)
     assert driver.answer(first) is None
     second = driver.arrive(1, after=1, progress=5)
@@ -94,7 +94,7 @@ def test_a_lost_member_is_not_waited_for_and_breaks_its_world(client):
     first = driver.arrive(0, after=1, progress=3)
     driver.client.post(ARRIVALS, MemberArrival(member=1, is_lost=True).to_json())
     driver.roster.poll(0.0)
-    assert client.get(broken_key(1), 0.0) == b"member 1 was lost"
+    assert client.get(BROKEN_KEY.format(1), 0.0) == b"member 1 was lost"
     assert driver.world(first).members == (0,)
     late = driver.answer(driver.arrive(1, after=1, progress=3))  # it was only frozen
     assert late is not None
@@ -121,7 +121,7 @@ def test_a_member_that_is_released_leaves_after_its_step_and_breaks_nothing(clie
     driver.begin(0, 1)
     driver.roster.let_go(1)
     driver.roster.poll(0.0)
-    assert client.check([leave_key(1)])
+    assert client.check([LEAVE_KEY.format(1)])
     first = driver.arrive(0, after=1, progress=3)
     assert driver.answer(first) is None
     assert driver.roster.released == set()
@@ -132,7 +132,7 @@ def test_a_member_that_is_released_leaves_after_its_step_and_breaks_nothing(clie
     driver.client.post(ARRIVALS, MemberArrival(member=1, is_lost=True).to_json())
     driver.roster.poll(0.0)
     assert driver.world(first).members == (0,)
-    assert client.get(broken_key(1), 0.0) == b""
+    assert client.get(BROKEN_KEY.format(1), 0.0) == b""
 
 
 def test_members_that_are_done_are_released_or_continue_without_rank_0(client):
@@ -202,7 +202,7 @@ def test_a_member_that_is_to_leave_does_so_once_another_one_has_the_state(client
     driver.begin(0, 1)
     driver.roster.let_go(0)
     driver.roster.poll(0.0)
-    assert client.check([leave_key(1)])
+    assert client.check([LEAVE_KEY.format(1)])
     first, second = driver.begin(0, 1, after=1, progress=4)
     gone = driver.answer(first)
     assert gone is not None
@@ -210,12 +210,12 @@ def test_a_member_that_is_to_leave_does_so_once_another_one_has_the_state(client
     assert driver.world(second).members == (1,)
     driver.roster.let_go(1)
     driver.roster.poll(0.0)
-    assert not client.check([leave_key(2)])  # nobody else has its state
+    assert not client.check([LEAVE_KEY.format(2)])  # nobody else has its state
     third = driver.arrive(2)
     assert driver.world(driver.arrive(1, after=2, progress=5)).members == (1, 2)
     assert driver.world(third).number == 3
     driver.roster.poll(0.0)
-    assert client.check([leave_key(3)])
+    assert client.check([LEAVE_KEY.format(3)])
 
 
 def test_a_member_that_is_to_leave_stays_if_the_other_one_is_lost_meanwhile(client):
@@ -227,18 +227,18 @@ def test_a_member_that_is_to_leave_stays_if_the_other_one_is_lost_meanwhile(clie
     waiting = driver.arrive(0, after=1, progress=500)
     assert driver.world(waiting) == World(number=2, members=(0,), progress=500, lease="name")
     driver.arrive(2)
-    assert client.check([leave_key(2)])
+    assert client.check([LEAVE_KEY.format(2)])
     again = driver.arrive(0, after=2, progress=501)  # with the new one, to which it gives its state
     assert driver.world(again).members == (0, 2)
     driver.roster.poll(0.0)
-    assert client.check([leave_key(3)])
+    assert client.check([LEAVE_KEY.format(3)])
 
 
 def test_a_run_that_is_over_breaks_its_world_and_refuses_another_one(client):
     driver = Driver(client)
     driver.begin(0, 1)
     driver.roster.break_up()
-    assert client.get(broken_key(1), 0.0) == b"the run is over"
+    assert client.get(BROKEN_KEY.format(1), 0.0) == b"the run is over"
     for member in (0, 1):
         answer = driver.answer(driver.arrive(member, after=1, progress=3))
         assert answer is not None

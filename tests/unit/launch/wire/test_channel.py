@@ -105,7 +105,7 @@ def test_health_arrives_with_its_number_and_is_dropped_with_the_task(channel: Dr
 
 
 def test_task_does_not_wait_for_a_driver_that_ignores_messages(channel: DriverChannel) -> None:
-    channel.ignore_messages()
+    channel.takes_messages = False
     with link_to(channel) as link:
         for number in range(MAX_WAITING_MESSAGES + 1):
             link.event({"number": number})

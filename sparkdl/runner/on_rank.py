@@ -111,15 +111,6 @@ class Returned:
     has_met: bool
 
 
-def _was_raised_by_init(error: ValueError) -> bool:
-    """Whether ``init_process_group`` itself raised this: torch has no error class for a second initialization."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
-        "torch.distributed.distributed_c10d",
-        "init_process_group",
-    )
-
-
 def run_on_rank(context: RankContext, setup: RankSetup, call: Callable[[], Any]) -> Returned:
     """Prepare the rank, run the call, and return its value if it is wanted.
 
@@ -163,8 +154,8 @@ def _run_once(context: RankContext, setup: RankSetup, call: Callable[[], Any]) -
             with collective_errors():
                 value = call()
         except ValueError as error:
-            if not (setup.init_torch and _was_raised_by_init(error)):
-                raise
+            if not setup.init_torch or "initialize the default process group twice" not in str(error):
+                raise  # torch has no class of its own for a second initialization
             raise ParamError(
                 "torch.distributed is already initialized on every rank, with the backend 'sparkdl'. Remove the call "
                 "of init_process_group, make it only if not torch.distributed.is_initialized(), or give the Runner "

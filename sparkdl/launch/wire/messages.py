@@ -155,29 +155,23 @@ def _pickle_error(error: BaseException) -> bytes:
     If the class takes other arguments, or makes another text of these, the object is made without ``__init__``.
     """
     state = {name: value for name, value in vars(error).items() if _can_be_pickled(value)}
-    for value in (error, _Rebuilt(type(error), error.args, state)):
+    for value in (error, (type(error), error.args, state)):
         with suppress(Exception):
             payload: bytes = cloudpickle.dumps(value)
-            if error_text(pickle.loads(payload)) == error_text(error):  # noqa: S301 - just pickled here
+            if error_text(_unpickle_error(payload)) == error_text(error):
                 return payload
     return b""
 
 
-class _Rebuilt:
-    """Is unpickled as an exception of a class with given ``args`` and attributes."""
-
-    def __init__(self, kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
-        self._parts = kind, args, state
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, self._parts
-
-
-def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    vars(error).update(state)
-    return error
+def _unpickle_error(payload: bytes) -> BaseException:
+    error = pickle.loads(payload)  # noqa: S301 - just pickled here, or as the docstring of unpack_error says
+    if isinstance(error, BaseException):
+        return error
+    kind, args, state = error
+    rebuilt: BaseException = kind.__new__(kind, *args)
+    rebuilt.args = args
+    vars(rebuilt).update(state)
+    return rebuilt
 
 
 def unpack_error(packed: bytes) -> BaseException | None:
@@ -187,18 +181,15 @@ def unpack_error(packed: bytes) -> BaseException | None:
     for example because the module of its class is missing. Only for bytes from a trusted channel: unpickling runs code.
     """
     entries = pickle.loads(packed) if packed else ()  # noqa: S301 - as the docstring says
-    errors = [_unpickle_error(text, payload) for text, payload in entries]
+    errors: list[BaseException] = []
+    for text, payload in entries:
+        try:
+            errors.append(_unpickle_error(payload))
+        except Exception:
+            errors.append(StandInError(text))
     for outer, cause in pairwise(errors):
         outer.__cause__ = cause
     return errors[0] if errors else None
-
-
-def _unpickle_error(text: str, payload: bytes) -> BaseException:
-    with suppress(Exception):
-        error = pickle.loads(payload)  # noqa: S301 - as the docstring of unpack_error says
-        if isinstance(error, BaseException):
-            return error
-    return StandInError(text)
 
 
 class _RankPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from sparkdl.checks import check_counts
-
 THREADS = "OMP_NUM_THREADS"
 """Variable with the number of threads of torch, BLAS libraries and Arrow's pool; a user's value takes precedence."""
 
@@ -27,16 +25,6 @@ def usable_cores(process: Path = Path("/proc/self")) -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([cores, *map(int, _quotas(process))]))
-
-
-def check_threads(num_threads: int | None) -> None:
-    """Check a number of threads per rank that a caller gave.
-
-    Raises:
-        ParamError: if it is less than 1.
-    """
-    if num_threads is not None:
-        check_counts(least=1, threads_per_rank=num_threads)
 
 
 def threads_of_local_rank(num_ranks: int) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.checks import check_counts
-from sparkdl.cores import check_threads, in_threads, threads_of_local_rank
+from sparkdl.cores import in_threads, threads_of_local_rank
 from sparkdl.errors import LaunchError
 from sparkdl.launch.elastic.offers import SlotOffer
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
@@ -195,8 +195,9 @@ def offer_local_slots(
     Raises:
         ParamError: if an argument has a value that cannot work.
     """
-    check_counts(least=1, num_ranks=num_ranks)
-    check_threads(threads_per_rank)
+    check_counts(
+        least=1, num_ranks=num_ranks, threads_per_rank=1 if threads_per_rank is None else threads_per_rank
+    )
     num_threads = threads_per_rank or threads_of_local_rank(num_ranks)
     variables = tuple((environment or {}).items())
 

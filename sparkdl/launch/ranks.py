@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sparkdl.checks import check_counts
 from sparkdl.collective import check_timeout, check_transport, uses_mpi
-from sparkdl.cores import check_threads
 from sparkdl.errors import ParamError
 from sparkdl.launch.supervision import Listener, OnEvent, OnLog, Supervision
 from sparkdl.launch.wire.channel import DriverChannel
@@ -29,9 +28,9 @@ def check_spec(spec: LaunchSpec, elastic: ElasticLimits | None = None) -> None:
     Raises:
         ParamError: if an argument has a value that cannot work.
     """
-    check_counts(least=1, num_ranks=spec.num_ranks)
+    threads_per_rank = 1 if spec.num_threads is None else spec.num_threads
+    check_counts(least=1, num_ranks=spec.num_ranks, threads_per_rank=threads_per_rank)
     check_counts(least=0, gpus_per_rank=spec.gpus_per_rank)
-    check_threads(spec.num_threads)
     check_transport(spec.transport, spec.wire)
     check_timeout(spec.start_timeout_s, "start_timeout_s")
     check_timeout(spec.limits.operation_timeout_s, "operation_timeout_s")

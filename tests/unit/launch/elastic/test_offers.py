@@ -18,9 +18,10 @@ from sparkdl.launch.elastic import offers as module
 from sparkdl.launch.elastic.coordinating_task import run_members_from_task
 from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots, SlotOffer
 from sparkdl.launch.elastic.roster import ElasticLimits
+from sparkdl.launch.hangs.watch import hang_limits
 from sparkdl.launch.local_launch import offer_local_slots
-from sparkdl.launch.ranks import make_spec
 from sparkdl.launch.wire.channel import DriverChannel
+from sparkdl.launch.wire.messages import pickle_call
 from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 
 if TYPE_CHECKING:
@@ -47,21 +48,15 @@ def make_offer(coordinator: Coordinator, secret: bytes = SECRET) -> SlotOffer:
 
 
 def spec_of_launch() -> LaunchSpec:
-    return make_spec(
-        (len, (), {}),
+    return LaunchSpec(
         num_ranks=1,
+        payload=pickle_call(len, (), {}),
         transport="auto",
         wire="float32",
-        gpus_per_rank=0,
-        threads_per_rank=1,
-        mpi=False,
-        environment={"TOKEN": "of the driver"},
-        modules=(),
+        num_threads=1,
+        environment=(("TOKEN", "of the driver"),),
         start_timeout_s=1.0,
-        operation_timeout_s=1.0,
-        hang_timeout_s=None,
-        silence_timeout_s=None,
-        elastic=None,
+        limits=hang_limits(None, 1.0),
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from sparkdl.errors import (
 from sparkdl.launch import ranks, run_on_ranks, wait_for_slots
 from sparkdl.launch.task.meeting import Meeting, Peer
 from sparkdl.launch.wire.channel import DriverChannel, DriverLink
-from sparkdl.launch.wire.spec import installed_versions
+from sparkdl.launch.wire.spec import LaunchSpec, installed_versions
 from sparkdl.rendezvous.addresses import Address
 from sparkdl.spark.jobs import spark_job
 from tests.collective.eventually import eventually
@@ -274,7 +275,8 @@ def test_ranks_that_cannot_reach_the_driver_run_and_return_their_lines_with_the_
 def test_version_that_differs_on_an_executor_is_named(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "installed_versions", lambda: {**installed_versions(), "cloudpickle": "0.1"})
+    versions = {**installed_versions(), "cloudpickle": "0.1"}
+    monkeypatch.setattr("sparkdl.launch.run.LaunchSpec", partial(LaunchSpec, versions=versions))
     with pytest.raises(LaunchError, match="cloudpickle is 0.1 on the driver and .* on the executor"):
         launch(functions.sum_of_ranks)
 

@@ -130,7 +130,10 @@ def _require_slots(
         if slots is None or slots >= num_ranks:
             return
         executors, waited_s = cluster.executors(), time.monotonic() - began
-        timeout_s = max(0.0, EXECUTOR_PATIENCE_S - cluster.age_s) if cluster.may_grow else 0.0
+        timeout_s = 0.0
+        if cluster.may_grow:
+            age_s = time.time() - float(spark.sparkContext.startTime or 0) / 1000
+            timeout_s = max(0.0, EXECUTOR_PATIENCE_S - age_s)
         if executors.can_give(num_ranks, slots):
             if start_timeout_s is None:
                 return
@@ -162,9 +165,15 @@ def _slots_missing(
         if slots
         else "Raise"
     )
+    cpus = task_cpus(spark)
+    fewer_cores = "" if cpus == 1 else f", or lower spark.task.cpus: each slot takes {cpus} cores"
+    what = (
+        f"N in the master {setting(spark, 'spark.master')!r}{fewer_cores}"
+        if is_local(spark)
+        else f"spark.executor.instances or spark.executor.cores{fewer_cores} (GPUs per task count too)"
+    )
     return kind(
-        f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}{waited}.{lost} "
-        f"{lower} {_what_to_raise(spark)}."
+        f"{num_ranks} ranks need {num_ranks} slots at once and the cluster has {slots}{waited}.{lost} {lower} {what}."
     )
 
 
@@ -239,11 +248,6 @@ class _Cluster:
             if resources is not None:
                 self._profile = _java_profile(resources)
                 manager.addResourceProfile(self._profile)
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the application's start."""
-        return time.time() - float(self._spark.sparkContext.startTime or 0) / 1000
 
     def slots(self) -> int | None:
         """How many tasks can run at once; None if Spark does not report it, as on most Connect servers."""
@@ -386,11 +390,3 @@ def _java_profile(resources: ResourceProfile) -> Any:
         requests = TaskResourceRequests(_requests=resources.taskResources)
         profile = ResourceProfileBuilder().require(requests).build._java_resource_profile
     return profile
-
-
-def _what_to_raise(spark: SparkSession) -> str:
-    master, cpus = setting(spark, "spark.master"), task_cpus(spark)
-    lower = "" if cpus == 1 else f", or lower spark.task.cpus: each slot takes {cpus} cores"
-    if is_local(spark):
-        return f"N in the master {master!r}{lower}"
-    return f"spark.executor.instances or spark.executor.cores{lower} (GPUs per task count too)"

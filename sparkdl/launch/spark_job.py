@@ -427,11 +427,14 @@ def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> l
     call = TaggedCall(spark, f"sparkdl-{secrets.token_hex(8)}", frame.collect)
     try:
         call.ended.wait(timeout_s)
-    except BaseException:  # Ctrl-C
-        _cancel(call)
-        raise
-    if call.running:
-        _cancel(call)
+    finally:
+        if call.running:  # the time is over, or the wait has ended by Ctrl-C
+            try:
+                call.cancel(timeout_s=CANCEL_TIMEOUT_S)
+            finally:
+                if call.running:
+                    call.cancel_in_background()
+    if call.was_cancelled_here:
         raise LaunchError(
             f"the cluster had not run the tasks within {timeout_s:g} s: other jobs hold its slots, or executors are "
             "missing"
@@ -440,14 +443,6 @@ def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> l
         raise call.error
     assert call.value is not None, "it has ended well"
     return call.value
-
-
-def _cancel(call: TaggedCall[list[Row]]) -> None:
-    try:
-        call.cancel(timeout_s=CANCEL_TIMEOUT_S)
-    finally:
-        if call.running:
-            call.cancel_in_background()
 
 
 def driver_hosts(spark: SparkSession) -> Sequence[str]:

@@ -169,14 +169,6 @@ class RankMessage:
     event: dict[str, Any] | None = None
 
 
-@dataclass
-class _Task:
-    """What the task at the other end of a connection has reported about itself."""
-
-    rank: int = -1
-    said_goodbye: bool = False
-
-
 _MEET_BY_SPARK = {"kind": "meet by spark"}
 _WELCOME = {"kind": "welcome"}
 """The first message to a task, unless it has to stop."""
@@ -297,47 +289,49 @@ class DriverChannel(Closing):
         threading.Thread(target=self._serve, args=(connection,), name="sparkdl-driver", daemon=True).start()
 
     def _serve(self, connection: MessageConnection) -> None:
-        task = _Task()
+        rank, said_goodbye = -1, False
         try:
-            self._listen(connection, task)
+            while not said_goodbye and (message := connection.receive()) is not None:
+                header, body = message
+                kind = header["kind"]
+                self._note_contact(rank)
+                if kind == "log":
+                    self._hand_over(RankMessage(rank=rank, line=str(body, "utf-8", "replace")))
+                elif kind == "event":
+                    self._hand_over(RankMessage(rank=rank, event=header["event"]))
+                elif kind == "meet":
+                    self._meet(connection, rank, header["peer"])
+                elif kind == "goodbye":
+                    said_goodbye = True
+                elif kind == "hello":
+                    rank = int(header["rank"])
+                    self._note(rank, header, body)
+                else:
+                    self._note(rank, header, body)
         finally:
             with self._lock:
-                if task.rank >= 0 and not task.said_goodbye:
-                    self.lost.append(task.rank)
-                if task.rank in self._peers:
+                if rank >= 0 and not said_goodbye:
+                    self.lost.append(rank)
+                if rank in self._peers:
                     self._meets_here = False
-                self._health.pop(task.rank, None)
+                self._health.pop(rank, None)
                 self._connections.discard(connection)
                 self._lock.notify_all()
             connection.close()
 
-    def _listen(self, connection: MessageConnection, task: _Task) -> None:
-        while not task.said_goodbye and (message := connection.receive()) is not None:
-            header, body = message
-            kind = header["kind"]
-            self._note_contact(task.rank)
-            if kind == "log":
-                self._hand_over(RankMessage(rank=task.rank, line=str(body, "utf-8", "replace")))
-            elif kind == "event":
-                self._hand_over(RankMessage(rank=task.rank, event=header["event"]))
-            elif kind == "meet":
-                self._meet(connection, task.rank, header["peer"])
-            elif kind == "goodbye":
-                task.said_goodbye = True
-            else:
-                with self._lock:
-                    if kind == "hello":
-                        task.rank = int(header["rank"])
-                        self._hosts[task.rank] = header["host"]
-                        self._health[task.rank] = HealthReport(time.monotonic(), 0, RankHealth())
-                    elif kind == "started":
-                        self.started.add(task.rank)
-                    elif kind == "failure":
-                        self._failures.append(Failure.from_json(bytes(body)))
-                    elif kind == "health":
-                        health = RankHealth.from_fields(header["health"])
-                        report = HealthReport(time.monotonic(), header["number"], health)
-                        self._health[task.rank] = report
+    def _note(self, rank: int, header: dict[str, Any], body: memoryview) -> None:
+        """Note what a task has reported about itself and its rank."""
+        with self._lock:
+            if header["kind"] == "hello":
+                self._hosts[rank] = header["host"]
+                self._health[rank] = HealthReport(time.monotonic(), 0, RankHealth())
+            elif header["kind"] == "started":
+                self.started.add(rank)
+            elif header["kind"] == "failure":
+                self._failures.append(Failure.from_json(bytes(body)))
+            elif header["kind"] == "health":
+                health = RankHealth.from_fields(header["health"])
+                self._health[rank] = HealthReport(time.monotonic(), header["number"], health)
 
     def _note_contact(self, rank: int) -> None:
         """Note that a task is alive: it sends messages, or waits to do so."""

@@ -254,9 +254,7 @@ def _is_usable(host: str) -> bool:
 def _matching(wanted: str) -> tuple[str, ...]:
     """The addresses of this machine that ``SPARKDL_LISTEN`` names."""
     interfaces = interface_addresses()
-    everything = list(
-        dict.fromkeys([*local_addresses(), *(host for hosts in interfaces.values() for host in hosts)])
-    )
+    everything = local_addresses()
     if wanted == "all":
         return tuple(host for host in everything if _is_usable(host)) or (LOOPBACK,)
     matching: list[str] = []

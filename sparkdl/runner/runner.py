@@ -171,7 +171,11 @@ class Runner:
         else:
             call = read_script(train, args, kwargs)
         session = self._session()
-        with self._monitored(name_of(train)) as board, self._hold_commits(is_local=session is None) as lease:
+        with self._hold_commits(is_local=session is None) as lease, ExitStack() as stack:
+            board: Board | None = None
+            if self.monitor is not None:  # it logs to MLflow if the user has opened a run
+                log_metrics = stack.enter_context(metrics_of_active_run())
+                board = stack.enter_context(self.monitor.on_driver(name_of(train), log_metrics))
             setup = RankSetup(
                 returns_all=returns_all,
                 gpus=self.gpus_per_worker,
@@ -220,15 +224,6 @@ class Runner:
                 len(returned),
             )
         return [None if outcome is None else outcome.value for outcome in returned]
-
-    @contextmanager
-    def _monitored(self, name: str) -> Iterator[Board | None]:
-        """Give the board of the monitor, which logs to MLflow if the user has opened a run; None without a monitor."""
-        if self.monitor is None:
-            yield None
-            return
-        with metrics_of_active_run() as log_metrics, self.monitor.on_driver(name, log_metrics) as board:
-            yield board
 
     @contextmanager
     def _hold_commits(self, *, is_local: bool) -> Iterator[SoleLease | None]:

@@ -66,7 +66,7 @@ LAYERS = {
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
     "torch_model | start",
     "mlflow": "flavor | pyfunc",
-    "runner": "horovod_runner, runner, on_rank | rank_logging | script",
+    "runner": "horovod_runner, runner, on_rank, rank_logging | script",
     "jobs": "command, schema, predict, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
     "planner": "command, report | published | comparison, measure | on_ranks, layouts, counting | cost, memory, "

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sparkdl.collective import Coordinator, PmiServer, RendezvousClient, pmi_environment
 from sparkdl.errors import ParamError
-from sparkdl.launch.rank.environment import ARROW_VARIABLES
+from sparkdl.launch.rank.environment import ALLOCATOR_VARIABLES
 
 _CONNECT_TIMEOUT_S = 60.0
 
@@ -109,7 +109,7 @@ LIBRARIES: dict[str, Library] = {
     ),
     # Readers: one process each, so that they share neither memory nor threads. The reader of sparkdl has the
     # environment of a rank; the others keep the defaults of Arrow, which suit them better.
-    "feed": Library(requires="petastorm", advice=_DATA_ADVICE, variables=ARROW_VARIABLES),
+    "feed": Library(requires="petastorm", advice=_DATA_ADVICE, variables=ALLOCATOR_VARIABLES),
     "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),
     "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
     "feed of read_table": Library(requires="pyarrow", advice=_DATA_ADVICE),

@@ -18,6 +18,7 @@ from sparkdl.collective.torchrun_variables import variables_of_slurm
 from sparkdl.cores import thread_variables, threads_of_local_rank
 from sparkdl.errors import LaunchError, ParamError, RankError
 from sparkdl.launch.local_launch import run_program_on_local_ranks
+from sparkdl.launch.rank.environment import ALLOCATOR_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -188,7 +189,11 @@ def _become_rank(command: list[str], options: argparse.Namespace, variables: Map
     threads = options.threads or threads_of_local_rank(int(variables["LOCAL_WORLD_SIZE"]))
     choices = {TRANSPORT: options.transport, WIRE: options.wire, TIMEOUT_S: str(options.timeout)}
     try:
-        os.execvpe(command[0], command, {**os.environ, **thread_variables(threads), **choices, **variables})
+        os.execvpe(
+            command[0],
+            command,
+            {**ALLOCATOR_VARIABLES, **os.environ, **thread_variables(threads), **choices, **variables},
+        )
     except OSError as error:
         raise LaunchError(f"The program {command[0]!r} cannot be started: {error.strerror}.") from error
 

@@ -25,7 +25,7 @@ from sparkdl.collective.torchrun_variables import torchrun_variables
 from sparkdl.cores import THREADS, thread_variables
 from sparkdl.errors import CommunicatorError, LaunchError
 from sparkdl.launch.forkserver.guard import GuardedProcess, describe_exit
-from sparkdl.launch.rank.environment import ARROW_VARIABLES
+from sparkdl.launch.rank.environment import ALLOCATOR_VARIABLES
 from sparkdl.launch.task.supervisor import ABORT_GRACE_S, HELD_OUTPUT, NOT_ENDED, OutputRelay, Supervisor
 from sparkdl.launch.wire.messages import pack_error
 from sparkdl.launch.wire.outcome import Failure, StopReason
@@ -112,7 +112,7 @@ class ProgramSupervisor(Supervisor):
             return
         variables = {
             **thread_variables(self._program.num_threads),
-            **ARROW_VARIABLES,
+            **ALLOCATOR_VARIABLES,
             # By default Gloo listens on the interface of the address to which the host name resolves; there may be
             # none.
             "GLOO_SOCKET_IFNAME": _LOOPBACK,

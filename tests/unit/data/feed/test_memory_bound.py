@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.launch.rank.environment import ARROW_VARIABLES
+from sparkdl.launch.rank.environment import ALLOCATOR_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[4]
 MIB = 1 << 20
@@ -85,7 +85,7 @@ def test_strings_of_a_dictionary_count_with_their_size_as_objects(tmp_path: Path
 
 
 def read_through(
-    folder: Path, repeats: int, options: dict[str, object], variables: Mapping[str, str] = ARROW_VARIABLES
+    folder: Path, repeats: int, options: dict[str, object], variables: Mapping[str, str] = ALLOCATOR_VARIABLES
 ) -> dict[str, float]:
     script = Path(__file__).with_name("memory_of_reading.py")
     answer = subprocess.run(

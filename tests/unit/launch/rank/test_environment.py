@@ -49,10 +49,10 @@ def test_variables_of_another_launcher_are_removed_unless_the_user_sets_them() -
     assert rank_environment({"RANK": "0"}, gpus=None, num_threads=1, inherited=inherited)["RANK"] == "0"
 
 
-def test_arrow_uses_the_allocator_that_returns_memory_unless_the_user_sets_another() -> None:
-    name = "ARROW_DEFAULT_MEMORY_POOL"
-    assert rank_environment({}, gpus=None, num_threads=1, inherited={})[name] == "jemalloc"
-    assert rank_environment({}, gpus=None, num_threads=1, inherited={name: "system"})[name] == "system"
+def test_allocators_are_those_of_ranks_unless_the_user_sets_others() -> None:
+    for name, value in (("ARROW_DEFAULT_MEMORY_POOL", "system"), ("MALLOC_TRIM_THRESHOLD_", "131072")):
+        assert rank_environment({}, gpus=None, num_threads=1, inherited={})[name] != value
+        assert rank_environment({}, gpus=None, num_threads=1, inherited={name: value})[name] == value
 
 
 def test_ranks_have_no_credentials_unless_the_user_gives_them() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -100,10 +101,10 @@ class FolderReader(MLReader[S]):
         self._class = made
 
     def load(self, path: str) -> S:
-        """Read from a path or URL.
+        """Read from a path or URL an object of this class, or of one that extends it.
 
         Raises:
-            SavedModelError: if the path holds no object of this class, or one that is damaged or of a newer version.
+            SavedModelError: if the path holds no such object, or one that is damaged or of a newer version.
         """
         url = absolute_url(path)
         with tempfile.TemporaryDirectory(prefix="sparkdl-load-") as folder:
@@ -113,8 +114,9 @@ class FolderReader(MLReader[S]):
                     raise SavedModelError(f"{url} does not exist.")
                 if not there.is_local:
                     there.fetch_folder(Path(folder))
+            local = Path(there.path if there.is_local else folder)
             try:
-                return self._class._read_folder(Path(there.path if there.is_local else folder))
+                return _class_in(local, self._class)._read_folder(local)
             except SavedModelError as error:
                 raise SavedModelError(f"{url} cannot be loaded. {error}") from error
 
@@ -154,22 +156,37 @@ def _is_json(value: object) -> bool:
         return False
 
 
+def _class_in(folder: Path, expected: type[S]) -> type[S]:
+    """Return the class of the object in a folder if it extends the expected one, and otherwise the expected one."""
+    module, _, name = _any_metadata(folder, expected)["class"].rpartition(".")
+    try:
+        kind = getattr(import_module(module), name)
+    except (ImportError, AttributeError):  # read_metadata names the class
+        return expected
+    return kind if isinstance(kind, type) and issubclass(kind, expected) else expected
+
+
+def _any_metadata(folder: Path, expected: type) -> dict[str, Any]:
+    try:
+        # Spark gives the file a longer name.
+        file = next(iter(sorted(folder.glob(f"{_METADATA}*"))), folder / _METADATA)
+        metadata = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
+        metadata["class"] = str(metadata["class"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SavedModelError(
+            f"The metadata of a {expected.__name__} in {folder} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    return metadata
+
+
 def read_metadata(folder: Path, expected: type) -> dict[str, Any]:
     """Return the metadata of an object that :func:`write_params` wrote.
 
     Raises:
         SavedModelError: if there is no readable metadata, or it is that of another class.
     """
-    name = f"{expected.__module__}.{expected.__name__}"
-    try:
-        # Spark gives the file a longer name.
-        file = next(iter(sorted(folder.glob(f"{_METADATA}*"))), folder / _METADATA)
-        metadata = cast("dict[str, Any]", json.loads(file.read_text(encoding="utf-8")))
-        class_name = str(metadata["class"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SavedModelError(
-            f"The metadata of a {expected.__name__} in {folder} cannot be read: {type(error).__name__}: {error}"
-        ) from error
+    metadata = _any_metadata(folder, expected)
+    name, class_name = f"{expected.__module__}.{expected.__name__}", metadata["class"]
     if class_name != name:
         module, _, kind = class_name.replace("org.apache.spark.ml.", "pyspark.ml.").rpartition(".")
         inside = (

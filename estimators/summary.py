@@ -22,7 +22,10 @@ _NO_SECONDS = RankSeconds(reading=0.0, communicating=0.0, computing=0.0)
 
 
 class ShownAsText:
-    """An object that a notebook shows as ``print`` does."""
+    """An object that a notebook and a prompt show as ``print`` does."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         """Return the text for IPython; see https://ipython.readthedocs.io/en/stable/config/integrating.html."""

@@ -77,7 +77,6 @@ def save_for_mlflow(
     columns, outputs = signature.inputs.columns, signature.outputs
     return LoggedModelSpec(
         folder=there,
-        model_class=f"{type(model).__module__}.{type(model).__name__}",
         inputs=tuple(_input(column) for column in columns),
         outputs=tuple(
             column

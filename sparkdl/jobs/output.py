@@ -20,7 +20,6 @@ from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
 from sparkdl.estimators.persistence import carry
 from sparkdl.foreign_errors import store_error
-from sparkdl.mlflow.flavor import class_named
 from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:
@@ -79,14 +78,15 @@ class JobOutput:
             raise self._something_else(f"has a {RESULT} without the key job")
         return content
 
-    def model(self, result: Mapping[str, Any]) -> TorchModel:
-        """Return the model of a result of this folder.
+    def model(self) -> TorchModel:
+        """Return the model of this folder.
 
         Raises:
             SavedModelError: if it cannot be read.
         """
-        model: TorchModel = class_named(result["model_class"]).load(f"{self.url}/{MODEL}")
-        return model
+        from sparkdl.estimators.torch_model import TorchModel
+
+        return TorchModel.load(f"{self.url}/{MODEL}")
 
     def check_writable(self) -> None:
         """Write and remove a small file beside the folder, so that a failure shows before the training, not after it.
@@ -160,7 +160,6 @@ def make_result(
         "job": dict(identity),
         "file": job.file.name,
         "model": MODEL,
-        "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
         "began": began.isoformat(timespec="seconds"),
         "ended": ended.isoformat(timespec="seconds"),
         "seconds": round((ended - began).total_seconds(), 3),

@@ -51,7 +51,7 @@ def run_prediction(job: PredictionJob, open_session: OpenSession, *, say: Say) -
         with watched_session(open_session, usable_cores()) as spark:
             ship(code, spark)
             with jobs_of(f"predict {job.file.stem}"):
-                model = load_model(job.model) if result is None else JobOutput(job.model).model(result)
+                model = load_model(job.model) if result is None else JobOutput(job.model).model()
                 _set_params(job, model)
                 _refuse_existing_table(job, spark)
                 predicted = _predict(job, model, open_rows(job.data, spark))

@@ -284,7 +284,7 @@ def _test_trained(checked: _Checked, test: DataFrame, say: Say) -> None:
     result = checked.earlier_result
     assert result is not None
     say(f"{checked.output.url} has the trained model of this job, without its test: testing it.")
-    model = checked.output.model(result)
+    model = checked.output.model()
     metrics = _test(model, test)
     checked.output.write(model, result | {"test": metrics})
     say(f"Done: in the test {_shown(metrics)}. {checked.output.url} has the model.")

@@ -8,7 +8,6 @@ as ``autolog`` of MLflow's own flavors does.
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import shutil
 import tempfile
@@ -54,7 +53,7 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
         SavedModelError: if the model is not of this flavor, is damaged, or was saved by a newer version.
         mlflow.exceptions.MlflowException: if MLflow does not find the model.
     """
-    folder, flavor, run_id = _download(model_uri, dst_path)
+    folder, run_id = _download(model_uri, dst_path)
     try:
         import pyspark  # noqa: F401 - imported here, where the error message can name alternatives
     except ImportError as error:
@@ -63,7 +62,9 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
             "Without it, mlflow.pyfunc.load_model(uri) predicts, and sparkdl.mlflow.load_module(uri) returns the "
             "torch module."
         ) from error
-    model: TorchModel = class_named(flavor["model_class"]).load(str(folder))
+    from sparkdl.estimators.torch_model import TorchModel
+
+    model = TorchModel.load(str(folder))
     return model._logged_as(run_id or model.summary.run_id, str(model_uri))
 
 
@@ -71,14 +72,12 @@ def load_module(model_uri: str, dst_path: str | os.PathLike[str] | None = None) 
     """Load only the trained module, on CPU and in ``eval()`` mode; arguments and errors are those of `load_model`."""
     from sparkdl.model.saved_model import load_model as load_saved
 
-    folder, _, _ = _download(model_uri, dst_path)
+    folder, _ = _download(model_uri, dst_path)
     return load_saved(folder / MODULE_FOLDER).module
 
 
-def _download(
-    model_uri: str, dst_path: str | os.PathLike[str] | None
-) -> tuple[Path, dict[str, Any], str | None]:
-    """Return the local folder of the saved model, the section of the flavor in the MLmodel file, and the run's id."""
+def _download(model_uri: str, dst_path: str | os.PathLike[str] | None) -> tuple[Path, str | None]:
+    """Return the local folder of the saved model, and the run's id."""
     import mlflow
     import yaml
     from mlflow.models import Model
@@ -110,7 +109,7 @@ def _download(
     code = described.flavors["python_function"].get("code")
     if code is not None:
         _make_importable(root / str(code))
-    return root / flavor["data"], flavor, described.run_id
+    return root / flavor["data"], described.run_id
 
 
 def _folder_until_exit() -> str:
@@ -126,21 +125,6 @@ def _make_importable(folder: Path) -> None:
 
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-
-
-def class_named(name: str) -> Any:
-    """Return the class of a saved model by its full name.
-
-    Raises:
-        SavedModelError: if this sparkdl does not have it.
-    """
-    module, _, made = str(name).rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), made)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SavedModelError(
-            f"The class of the model is {name}, which this sparkdl does not have: {error}. Install a newer sparkdl."
-        ) from error
 
 
 def save_model(

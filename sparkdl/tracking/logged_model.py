@@ -52,7 +52,6 @@ class LoggedModelSpec:
 
     Attributes:
         folder: local folder of the saved model, in the format in which a TorchModel is saved.
-        model_class: full name of the class that loads the model for Spark.
         inputs: the input columns.
         example: input example: one row, by name of the column; None for no example.
         outputs: the output columns.
@@ -64,7 +63,6 @@ class LoggedModelSpec:
     """
 
     folder: str | os.PathLike[str]
-    model_class: str
     inputs: tuple[LoggedColumn, ...]
     outputs: tuple[LoggedColumn, ...]
     example: Mapping[str, Any] | None = None

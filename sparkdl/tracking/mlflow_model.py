@@ -95,7 +95,6 @@ def save_flavor(
     model.add_flavor(
         FLAVOR_NAME,
         data=f"data/{DATA_FOLDER}",
-        model_class=spec.model_class,
         sparkdl_version=__version__,
         torch_version=installed_version("torch"),
     )

@@ -55,7 +55,7 @@ def test_classes_are_evaluated_as_by_scikit_learn(rows, values, tmp_path) -> Non
     assert found.weightedPrecision == pytest.approx(
         sklearn_metrics.precision_score(labels, predicted, average="weighted")
     )
-    assert "label  precision  recall" in str(found)
+    assert "label  precision  recall" in repr(found)
     with pytest.raises(ParamError, match="no curve of 3 classes"):
         found.roc.collect()
     found.plot().savefig(tmp_path / "three.png")

@@ -40,6 +40,14 @@ def test_saved_model_loads_unchanged(place):
     assert torch.equal(loaded.module.weight, model.module.weight)
 
 
+def test_torch_model_loads_the_models_of_all_estimators(place):
+    for name, make in MODELS.items():
+        model = make()
+        model.write().overwrite().save(place)
+        loaded = TorchModel.load(place)
+        assert (type(loaded), loaded.uid) == (type(model), model.uid), name
+
+
 def test_only_overwrite_replaces_a_model_and_it_leaves_no_other_files(place):
     make_model().save(place)
     with pytest.raises(SavedModelError, match=r"exists already. Use write\(\).overwrite\(\)"):

@@ -197,7 +197,7 @@ class JsonProgress(FitProgress):
     def write(self, event: str, **content: Any) -> None:
         """Write an object of any kind."""
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        written = json.dumps({"time": now, "event": event, **_finite(content)})
+        written = json.dumps({"time": now, "event": event, **finite(content)})
         self._stream.write(f"{written}\n")
         self._stream.flush()
 
@@ -247,11 +247,12 @@ def _eta(event: Mapping[str, Any]) -> list[str]:
     return [f"ETA {_duration(event['eta_s'])}"] if event.get("eta_s") else []
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a value for JSON, in which None replaces numbers that are not finite."""
     if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

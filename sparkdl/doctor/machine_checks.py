@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparkdl.cores import in_threads
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_facts import MachineFacts
+from sparkdl.host_memory import in_bytes
 from sparkdl.launch.wire.spec import COMPARED_PACKAGES, version_conflicts
 from sparkdl.rendezvous.hosts import FOLDER
 
@@ -73,22 +74,13 @@ def _compared(facts: MachineFacts) -> dict[str, str]:
     return {"python": ".".join(facts.python.split(".")[:2]), **packages}
 
 
-def size(num_bytes: float) -> str:
-    """Format a number of bytes with a unit: ``64.0 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def _python(facts: MachineFacts, where: str) -> Finding:
     is_old = tuple(map(int, facts.python.split(".")[:2])) < _OLDEST_PYTHON
     return Finding(
         check="Python",
         where=where,
         status=BAD if is_old else GOOD,
-        found=f"{facts.python} at {facts.executable}; {facts.cores} cores, {size(facts.memory_bytes)} memory",
+        found=f"{facts.python} at {facts.executable}; {facts.cores} cores, {in_bytes(facts.memory_bytes)} memory",
         advice=f"Use Python {'.'.join(map(str, _OLDEST_PYTHON))} or later." if is_old else "",
     )
 
@@ -180,15 +172,17 @@ def _native_core(facts: MachineFacts, where: str) -> Finding:
 def _shared_memory(facts: MachineFacts, where: str, num_ranks: int) -> Finding:
     needed = _segment_bytes(num_ranks)
     advice = (
-        f"Give it {size(needed)} at least, and as much again as a model's gradients take: docker run --shm-size=2g, "
-        "an emptyDir of medium Memory on Kubernetes, or mount -o remount,size=2g /dev/shm."
+        f"Give it {in_bytes(needed)} at least, and as much again as a model's gradients take: docker run "
+        "--shm-size=2g, an emptyDir of medium Memory on Kubernetes, or mount -o remount,size=2g /dev/shm."
     )
-    slower = f"; {num_ranks} ranks need {size(needed)}, and will use TCP among themselves, which is slower"
+    slower = (
+        f"; {num_ranks} ranks need {in_bytes(needed)}, and will use TCP among themselves, which is slower"
+    )
     if facts.shm_bytes is None:
         text = f"no /dev/shm{slower if needed else ''}"
         return Finding(check="shared memory", where=where, status=NOTE, found=text, advice=advice)
     total, free = facts.shm_bytes
-    text = f"{FOLDER} has {size(free)} free of {size(total)}"
+    text = f"{FOLDER} has {in_bytes(free)} free of {in_bytes(total)}"
     if free < needed:
         return Finding(check="shared memory", where=where, status=NOTE, found=text + slower, advice=advice)
     return Finding(check="shared memory", where=where, status=GOOD, found=text)

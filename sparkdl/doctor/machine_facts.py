@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.cores import usable_cores
-from sparkdl.monitor.memory import host_memory
+from sparkdl.host_memory import host_memory
 from sparkdl.rendezvous.addresses import interface_addresses
 from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.versions import package_versions

@@ -24,8 +24,8 @@ from sparkdl.collective import (
     open_communicator,
 )
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
-from sparkdl.doctor.machine_checks import size
 from sparkdl.errors import SparkdlError
+from sparkdl.host_memory import in_bytes
 from sparkdl.rendezvous.addresses import LOOPBACK, interface_addresses, is_local
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _rate_finding(
         where=f"{first} to {second}",
         status=NOTE if is_slow else GOOD,
         found=f"{text}, by TCP",
-        advice=f"That is slow for training: {size(100 << 20)} of gradients take {(100 << 20) / bytes_per_s:.1f} s. "
+        advice=f"That is slow for training: {in_bytes(100 << 20)} of gradients take {(100 << 20) / bytes_per_s:.1f} s. "
         "Look at which interface is used, and who else uses it; wire='bfloat16' halves what is sent."
         if is_slow
         else "",

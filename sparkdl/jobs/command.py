@@ -129,16 +129,6 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
     return parsed
 
 
-def train(options: argparse.Namespace) -> int:
-    """Run ``sparkdl train``: train in a Spark session of its own."""
-    return _train(options, is_submitted=False)
-
-
-def predict(options: argparse.Namespace) -> int:
-    """Run ``sparkdl predict``: predict in a Spark session of its own."""
-    return _predict(options, is_submitted=False)
-
-
 def submitted() -> int:
     """Run ``sparkdl_job.py``: train, or predict after ``--predict``, in the Spark session of spark-submit."""
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
@@ -149,7 +139,7 @@ def submitted() -> int:
     options = parser.parse_args()
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         end_with_parent()
-    return (_predict if predicts else _train)(options, is_submitted=True)
+    return (predict if predicts else train)(options, is_submitted=True)
 
 
 def print_script_path(_options: argparse.Namespace) -> int:
@@ -158,7 +148,8 @@ def print_script_path(_options: argparse.Namespace) -> int:
     return DONE
 
 
-def _train(options: argparse.Namespace, *, is_submitted: bool) -> int:
+def train(options: argparse.Namespace, *, is_submitted: bool = False) -> int:
+    """Run ``sparkdl train``: train in a Spark session of its own, or in that of spark-submit."""
     others = _after_job(options)
 
     def read() -> Any:
@@ -182,7 +173,9 @@ def _train(options: argparse.Namespace, *, is_submitted: bool) -> int:
     return _status_of(read, run)
 
 
-def _predict(options: argparse.Namespace, *, is_submitted: bool) -> int:
+def predict(options: argparse.Namespace, *, is_submitted: bool = False) -> int:
+    """Run ``sparkdl predict``: predict in a Spark session of its own, or in that of spark-submit."""
+
     def read() -> Any:
         from sparkdl.jobs.job import read_prediction_job
         from sparkdl.jobs.yaml_tree import read_override

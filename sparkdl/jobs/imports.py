@@ -218,13 +218,18 @@ def importable(files: list[Path]) -> Iterator[None]:
 
 def ship(files: list[Path], spark: SparkSession) -> None:
     """Make files and folders importable in the tasks of a session, and so on the ranks."""
+    session: Any = spark
+    add = (
+        functools.partial(session.addArtifacts, pyfile=True)
+        if is_connect(spark)
+        else session.sparkContext.addPyFile
+    )
     for path in files:
         if path.is_dir():
             with tempfile.TemporaryDirectory(prefix="sparkdl-code-") as folder:
-                archive = shutil.make_archive(f"{folder}/{path.name}", "zip", path.parent, path.name)
-                _add(archive, spark)
+                add(shutil.make_archive(f"{folder}/{path.name}", "zip", path.parent, path.name))
         else:
-            _add(str(path), spark)
+            add(str(path))
 
 
 def loggable(files: list[Path]) -> list[Path]:
@@ -235,14 +240,6 @@ def loggable(files: list[Path]) -> list[Path]:
 def checksums(files: list[Path]) -> dict[str, str]:
     """Return the checksum of each file and folder, by name."""
     return {path.name: checksum(b"".join(_content(path))) for path in files}
-
-
-def _add(path: str, spark: SparkSession) -> None:
-    if is_connect(spark):
-        session: Any = spark
-        session.addArtifacts(path, pyfile=True)
-    else:
-        spark.sparkContext.addPyFile(path)
 
 
 def _content(path: Path) -> Iterator[bytes]:

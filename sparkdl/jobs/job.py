@@ -19,7 +19,6 @@ from sparkdl.jobs.yaml_tree import (
     SOURCES,
     JobEntry,
     Override,
-    Position,
     apply_overrides,
     read_tree,
     suggestion,
@@ -44,9 +43,7 @@ class Section:
         JobFileError: if the entry is not a mapping, or has unknown keys; names file, line and key.
     """
 
-    def __init__(
-        self, entry: JobEntry | None, path: str, known: Sequence[str] | None, position: Position
-    ) -> None:
+    def __init__(self, entry: JobEntry | None, path: str, known: Sequence[str] | None, position: str) -> None:
         self.path = path
         self.position = entry.position if entry is not None else position
         value = entry.value if entry is not None else None
@@ -137,7 +134,7 @@ class DataSource:
     kind: str
     value: str | tuple[str, ...]
     section: str
-    position: Position
+    position: str
 
     def __str__(self) -> str:
         return f"{self.kind} {self.value if isinstance(self.value, str) else ', '.join(self.value)}"
@@ -179,7 +176,7 @@ class TrainingJob:
     test: DataSource | None
     model: JobEntry
     params: dict[str, JobEntry]
-    params_position: Position
+    params_position: str
     spark: SparkChoice
     tracking_uri: str | None
     output: str
@@ -234,7 +231,7 @@ class PredictionJob:
     mode: str
     columns: tuple[str, ...]
     params: dict[str, Any]
-    params_position: Position
+    params_position: str
     spark: SparkChoice
     tracking_uri: str | None
     code: tuple[Path, ...]
@@ -247,8 +244,7 @@ def read_prediction_job(file: Path, overrides: Sequence[Override] = ()) -> Predi
     Raises:
         JobFileError: if the job is not valid, or has no section ``predict``; names file, line and key.
     """
-    tree = _read_tree(file, overrides)
-    job = Section(tree, "", SECTIONS, tree.position)
+    job = _read_sections(file, overrides)
     if "predict" not in job.entries:
         raise job.error(
             "predict is missing; give the rows and where to write, as predict: {parquet: rows, output: scored}."
@@ -294,25 +290,7 @@ def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
     Raises:
         JobFileError: if the job is not valid; names file, line and key.
     """
-    return _read(file, _read_tree(file, overrides))
-
-
-def _read_tree(file: Path, overrides: Sequence[Override]) -> JobEntry:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error}"
-        raise JobFileError(f"The job {file} cannot be read: {why}.") from error
-    tree = read_tree(text, Position(str(file)))
-    if not isinstance(tree.value, dict):
-        raise JobFileError(
-            f"{tree.position}: a job is a mapping with the keys {', '.join(SECTIONS)}, got {describe(tree.value)}."
-        )
-    return apply_overrides(tree, overrides)
-
-
-def _read(file: Path, tree: JobEntry) -> TrainingJob:
-    job = Section(tree, "", SECTIONS, tree.position)
+    job = _read_sections(file, overrides)
     data = _section(job, "data", (*SOURCES, "validation", "test"))
     params = _section(job, "params", None)
     tracking = _section(job, "tracking", (*PARAMS_OF_TRACKING, "uri"))
@@ -330,6 +308,20 @@ def _read(file: Path, tree: JobEntry) -> TrainingJob:
         code=tuple(file.parent / path for path in job.strings("code")),
         content={key: value for key, value in job.plain().items() if key not in ("spark", "predict")},
     )
+
+
+def _read_sections(file: Path, overrides: Sequence[Override]) -> Section:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error}"
+        raise JobFileError(f"The job {file} cannot be read: {why}.") from error
+    tree = read_tree(text, str(file))
+    if not isinstance(tree.value, dict):
+        raise JobFileError(
+            f"{tree.position}: a job is a mapping with the keys {', '.join(SECTIONS)}, got {describe(tree.value)}."
+        )
+    return Section(apply_overrides(tree, overrides), "", SECTIONS, tree.position)
 
 
 def _section(job: Section, name: str, known: Sequence[str] | None) -> Section:

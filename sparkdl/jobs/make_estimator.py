@@ -54,7 +54,11 @@ def make_estimator(job: TrainingJob) -> Any:
     try:
         estimator._check_values()
         if job.estimator == "TorchEstimator":
-            _try_optimizer(estimator)
+            try:
+                make_optimizer(estimator.getOptimizer(), estimator.getModel())
+            except ParamError as error:
+                error.about("optimizer")
+                raise
     except ParamError as error:
         named = [job.params[name].position for name in error.params if name in job.params]
         raise JobFileError(f"{[*named, job.params_position][0]}: params: {error}") from error
@@ -73,14 +77,6 @@ def _set(estimator: Any, name: str, entry: JobEntry) -> None:
         estimator.setParams(**{name: value})
     except ParamError as error:
         raise JobFileError(f"{entry.position}: params.{name}: {error}") from error
-
-
-def _try_optimizer(estimator: Any) -> None:
-    try:
-        make_optimizer(estimator.getOptimizer(), estimator.getModel())
-    except ParamError as error:
-        error.about("optimizer")
-        raise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ previous one stays until all new files are in the store. :func:`make_result` mak
 from __future__ import annotations
 
 import json
-import math
 import platform
 import tempfile
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SparkdlError, StoreError
+from sparkdl.estimators.fit.progress import finite
 from sparkdl.estimators.persistence import carry
 from sparkdl.foreign_errors import store_error
 from sparkdl.versions import package_versions
@@ -127,15 +127,6 @@ class JobOutput:
         return ParamError(
             f"The output {self.url} {what}: it was not written by a job. Choose another output, or remove this one."
         )
-
-
-def finite(value: Any) -> Any:
-    """Return a value for JSON, in which None replaces numbers that are not finite."""
-    if isinstance(value, dict):
-        return {str(key): finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _LIBRARIES = ("torch", "pyspark", "mlflow", "numpy")

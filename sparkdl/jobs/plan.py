@@ -21,8 +21,8 @@ from sparkdl.data.spark.rows_key import lasting_key
 from sparkdl.errors import DataError, JobFileError
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.estimators.params.training import num_readers
+from sparkdl.host_memory import available_bytes, in_bytes
 from sparkdl.launch import run_on_ranks
-from sparkdl.monitor.memory import available_bytes
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.training.update import updates_per_epoch
 
@@ -267,9 +267,6 @@ def _describe_host(context: RankContext) -> dict[str, Any]:
     }
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
 def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *, what: str = "") -> str:
     """Return the text that ``--dry-run`` prints.
 
@@ -299,15 +296,6 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
         ("output", state),
     ]
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
-
-
-def in_bytes(count: float) -> str:
-    """Format a number of bytes with a unit."""
-    for unit in _UNITS[:-1]:
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} {_UNITS[-1]}"
 
 
 def _training(plan: JobPlan) -> str:

@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ruamel.yaml import YAML
@@ -24,39 +24,17 @@ from sparkdl.errors import JobFileError, did_you_mean
 
 
 @dataclass(frozen=True)
-class Position:
-    """A line of a file, or an argument of the command line.
-
-    Attributes:
-        source: name of the file, or the quoted argument.
-        line: number of the line, counted from 1; None for an argument, or for a file as a whole.
-        is_file: whether the source is a file.
-    """
-
-    source: str
-    line: int | None = None
-
-    is_file: bool = True
-
-    def at(self, line: int) -> Position:
-        """Return the position of a line, counted from 0; an argument has no lines."""
-        return replace(self, line=line + 1) if self.is_file else self
-
-    def __str__(self) -> str:
-        return self.source if self.line is None else f"{self.source}:{self.line}"
-
-
-@dataclass(frozen=True)
 class JobEntry:
     """A value with its position.
 
     Attributes:
         value: dict of entries by key, list of entries, or plain value: str, int, float, bool, None.
-        position: position of the key, if the value has one, else of the value itself.
+        position: ``file:line`` of the key, if the value has one, else of the value itself; or the quoted argument of
+            the command line.
     """
 
     value: Any
-    position: Position
+    position: str
 
     def plain(self) -> Any:
         """Return the value without positions."""
@@ -101,8 +79,8 @@ class _CoreSchema(BaseResolver):
 class _Tree:
     """The entries of the nodes of a text; nodes that an alias repeats have the same value."""
 
-    def __init__(self, source: Position) -> None:
-        self._source = source
+    def __init__(self, source: str, *, has_lines: bool) -> None:
+        self._source, self._has_lines = source, has_lines
         self._values: dict[Node, Any] = {}
         self._begun: set[Node] = set()
 
@@ -131,8 +109,8 @@ class _Tree:
                 raise JobFileError(f"{position}: a key must be a word, and this is a list or a mapping.")
             self._check_tag(key)
             if key.value in entries:
-                before = entries[key.value].position.line
-                raise JobFileError(f"{position}: the key {key.value!r} is already in line {before}.")
+                before = entries[key.value].position
+                raise JobFileError(f"{position}: the key {key.value!r} is already at {before}.")
             entries[key.value] = self.entry(value, key)
         return entries
 
@@ -143,17 +121,17 @@ class _Tree:
                 f"{self._position(node)}: the tag {tag} has no meaning in a job file. Remove it."
             )
 
-    def _position(self, node: Node) -> Position:
-        return self._source.at(node.start_mark.line)
+    def _position(self, node: Node) -> str:
+        return f"{self._source}:{node.start_mark.line + 1}" if self._has_lines else self._source
 
 
-def read_tree(text: str, source: Position) -> JobEntry:
+def read_tree(text: str, source: str, *, has_lines: bool = True) -> JobEntry:
     """Parse a YAML text.
 
     Args:
         text: text of one YAML document.
-        source: file that the text comes from, to whose lines the positions refer; or command line argument, which is
-            the position of all its entries.
+        source: name of the file that the text comes from, or the quoted command line argument.
+        has_lines: whether entries have positions by line; otherwise the source is the position of all entries.
 
     Raises:
         JobFileError: if the text is not YAML, is empty or has more than one document; names the line.
@@ -164,10 +142,10 @@ def read_tree(text: str, source: Position) -> JobEntry:
         node = yaml.compose(text)
         if node is None:
             raise JobFileError(f"{source}: the file is empty.")
-        return _Tree(source).entry(node)
+        return _Tree(source, has_lines=has_lines).entry(node)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        position = source.at(mark.line) if mark else source
+        position = f"{source}:{mark.line + 1}" if mark and has_lines else source
         what = " ".join(part for part in (error.context, error.problem) if part)
         raise JobFileError(f"{position}: this is not YAML: {what}.") from error
     except YAMLError as error:  # characters that YAML does not allow
@@ -216,7 +194,7 @@ def read_override(argument: str) -> Override:
         JobFileError: if the argument is not of the form ``KEY=VALUE``, or a job cannot have the key.
     """
     key, equals, text = argument.partition("=")
-    position = Position(f"the argument {argument!r}", is_file=False)
+    position = f"the argument {argument!r}"
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise JobFileError(
@@ -229,7 +207,8 @@ def read_override(argument: str) -> Override:
         if len(path) > 1 and path[1] != ARGUMENTS:
             raise JobFileError(f"{position}: a job has no {path[0]!r}. {suggestion(path[0], SECTIONS)}")
         path = ("params", *path)
-    return Override(path, read_tree(text, position) if text.strip() else JobEntry(None, position))
+    entry = read_tree(text, position, has_lines=False) if text.strip() else JobEntry(None, position)
+    return Override(path, entry)
 
 
 def apply_overrides(job: JobEntry, overrides: Sequence[Override]) -> JobEntry:

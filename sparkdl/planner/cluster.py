@@ -226,10 +226,6 @@ class Cluster:
         """Number of devices."""
         return self.hosts * self.devices_per_host
 
-    def with_hosts(self, hosts: int) -> Cluster:
-        """Return a cluster of more or fewer hosts of the same kind."""
-        return replace(self, hosts=hosts)
-
     def group(self, stride: int, size: int) -> Group:
         """Return the group of every ``stride``-th rank, ``size`` in all; ranks are numbered host by host."""
         inside = max(1, min(size, self.devices_per_host // stride))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
@@ -67,11 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true", help="measure layers and links on this machine first"
     )
     parser.add_argument(
-        "--published",
-        action="store_true",
-        help="print published runs, and what the planner says about them",
-    )
-    parser.add_argument(
         "--validate",
         action="store_true",
         help="train decoders in many layouts on this machine, and print what the planner says about each",
@@ -97,24 +93,11 @@ def run(options: argparse.Namespace) -> int:
         ParamError: if an option cannot work, or the model fits nowhere.
     """
     check_common_arguments(options, top=1)
-    if options.published and options.model is not None:
-        raise ParamError(
-            f"--published compares the planner with published runs, and {options.model} is a model to plan. Leave one "
-            "of them out."
-        )
     if options.measure and options.device not in (None, "cpu"):
         raise ParamError(
             f"--measure measures the device of this machine, and --device names {options.device}. Leave one of them "
             "out."
         )
-    if options.published:
-        from sparkdl.planner.published import compare
-        from sparkdl.planner.report import print_published
-
-        rows = compare()
-        print_published(rows)
-        _write(options, rows)
-        return 0
     if options.megabits is not None and not options.validate:
         raise ParamError("--megabits makes hosts for --validate, and sparkdl plan without it starts nothing.")
     if options.validate:
@@ -123,7 +106,9 @@ def run(options: argparse.Namespace) -> int:
     if options.model is None or options.batch is None:
         raise ParamError("sparkdl plan needs a model and --batch, such as: sparkdl plan llama-8b --batch 128")
     hosts = _hosts(options.hosts)
-    plans = _plans(options, hosts)
+    plans, refusals = _plans(options, hosts)
+    if not plans:
+        raise refusals[0]
     from sparkdl.planner import report
 
     if len(hosts) == 1:
@@ -133,6 +118,8 @@ def run(options: argparse.Namespace) -> int:
             report.plot_plan(plans[0], options.plot, most=options.top)
         return 0
     report.print_scaling(plans, is_weak=options.weak)
+    for refusal in refusals:
+        print(refusal)
     _write(options, report.scaling_rows(plans))
     if options.plot is not None:
         report.plot_scaling(plans, options.plot, is_weak=options.weak)
@@ -175,31 +162,31 @@ def _hosts(text: str) -> list[int]:
     return sorted(int(part) for part in parts)
 
 
-def _plans(options: argparse.Namespace, hosts: list[int]) -> list[Plan]:
+def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], list[ParamError]]:
+    """Return the plan on each number of hosts on which the model fits, and an error for each of the others."""
     from sparkdl.planner.layouts import plan
 
+    batches = dict.fromkeys(hosts, options.batch)
+    if options.weak:  # as many rows on each host as on the first number of hosts
+        batches = {number: options.batch * number / hosts[0] for number in hosts}
+        for number, batch in batches.items():
+            if batch % 1:
+                raise ParamError(
+                    f"--weak lets {options.batch} rows on {hosts[0]} hosts grow to {batch:g} on {number}, which is no "
+                    f"whole number. Choose a --batch that is a multiple of {hosts[0]}."
+                )
     cluster = _cluster(options)
     precision = options.precision or ("float32" if cluster.device.is_cpu else "bfloat16")
-    return [
-        plan(
-            options.model,
-            cluster.with_hosts(number),
-            batch=_weak_batch(options.batch, number, hosts[0]) if options.weak else options.batch,
-            precision=precision,
-            sequence=options.sequence,
-        )
-        for number in hosts
-    ]
-
-
-def _weak_batch(batch: int, hosts: int, first: int) -> int:
-    """Rows of an update on some hosts, for as many rows on each host as ``batch`` has on the first number of hosts."""
-    if batch * hosts % first:
-        raise ParamError(
-            f"--weak lets {batch} rows on {first} hosts grow to {batch * hosts / first:g} on {hosts}, which is no "
-            f"whole number. Choose a --batch that is a multiple of {first}."
-        )
-    return batch * hosts // first
+    plans, refusals = [], []
+    for number, batch in batches.items():
+        at = replace(cluster, hosts=number)
+        try:
+            plans.append(
+                plan(options.model, at, batch=int(batch), precision=precision, sequence=options.sequence)
+            )
+        except ParamError as error:
+            refusals.append(error)
+    return plans, refusals
 
 
 def _cluster(options: argparse.Namespace) -> Cluster:

@@ -494,12 +494,12 @@ def _why_none(task: _Question, cluster: Cluster, found: Plan) -> str:
         f"{size} fits on {cluster} in none of {found.num_unfit} layouts with batches of {batch} rows of "
         f"{shape.sequence} positions."
     )
-    smallest = smallest_number(cluster.hosts, lambda hosts: _fits(task, cluster.with_hosts(hosts)))
+    smallest = smallest_number(cluster.hosts, lambda hosts: _fits(task, replace(cluster, hosts=hosts)))
     if smallest is None:
         return f"{text} It would not on {MOST_HOSTS} such hosts either: take devices with more memory."
     hosts, is_exact = smallest
     about = "" if is_exact else "about "
-    best = _layouts(task, cluster.with_hosts(hosts)).best
+    best = _layouts(task, replace(cluster, hosts=hosts)).best
     return (
         f"{text} The smallest cluster of such hosts on which it fits has {about}{hosts}, with {best.as_code()}. "
         "Shorter rows, or devices with more memory, need fewer."

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
-from sparkdl.monitor.memory import available_bytes
+from sparkdl.host_memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import Cluster, Device, Link, known_gpu, link_of_sums, make_cluster
 from sparkdl.planner.shape import RECIPES, DecoderShape, TrainingRecipe, shape_from_text

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
-from sparkdl.monitor.memory import available_bytes
+from sparkdl.host_memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.parallel.parallelism import DIMENSIONS
 from sparkdl.parallel.parallelize import check_parts

@@ -146,21 +146,6 @@ def scaling_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return rows
 
 
-def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print published runs, and what the planner says about each."""
-    table = _table("Published runs", ("source", "run", "measured", "planner", "unit, of a device", "error"))
-    for row in rows:
-        table.add_row(
-            row["source"],
-            row["run"],
-            f"{row['measured']:.4g}",
-            f"{row['predicted']:.4g}",
-            row["unit"],
-            f"{row['error']:+.0%}",
-        )
-    _print(table)
-
-
 def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print measured steps, and what the planner says about their time and memory."""
     columns = (
@@ -203,7 +188,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         raise ParamError("sparkdl plan prints tables by rich: pip install rich") from error
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        is_text = column in ("model", "layout", "reason", "source", "run", "unit, of a device")
+        is_text = column in ("model", "layout")
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     return table
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
+from sparkdl.host_memory import _container_memory
 from sparkdl.monitor import compute_throughput, get_gpu_memory_stats, monitor_communication
-from sparkdl.monitor.memory import _container_memory
 from tests.monitor import figure_checks
 from tests.monitor.figure_checks import ELEMENTS, LATE_S
 from tests.run_ranks import run_ranks

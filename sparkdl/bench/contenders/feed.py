@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from sparkdl.bench.contenders.sessions import Trial
+from sparkdl.host_memory import host_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -344,7 +345,9 @@ class FeedTrial(Trial):
         _import_readers(contender)
         self._case = case
         self._train = _make_training() if case["trains"] else None
-        self._start_bytes = _start_bytes.setdefault(contender, _memory("VmRSS"))  # before anything is read
+        self._start_bytes = _start_bytes.setdefault(
+            contender, host_memory().process_bytes
+        )  # before anything is read
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak of memory
         self._read = CONTENDERS[contender](case)
         self._reading = (contender, str(case["folder"]))
@@ -392,7 +395,7 @@ class FeedTrial(Trial):
         ``waited_s`` are those spent waiting for batches, and ``cpu_s`` those of the processor, in all threads.
         """
         return {
-            "peak_bytes": max(0, _memory("VmHWM") - self._start_bytes),
+            "peak_bytes": max(0, host_memory().peak_bytes - self._start_bytes),
             "waited_s": self._waited_s[self.num_warm_ups :],
             "cpu_s": self._cpu_s[self.num_warm_ups :],
         }
@@ -443,10 +446,3 @@ def _make_training() -> Any:
         optimizer.step()
 
     return train
-
-
-def _memory(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError(f"Linux reports {name} of every process")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from sparkdl.bench.contenders.scaling_jobs import JOBS, Batch
 from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.bench.contenders.step import WRAPPERS, Trainee
 from sparkdl.collective import Communicator
+from sparkdl.host_memory import host_memory
 from sparkdl.monitor import monitor_communication
 from sparkdl.monitor.memory import gpu_load, used_gpus
 
@@ -319,7 +319,4 @@ def _peak_memory() -> int:
 
     if gpus := used_gpus():
         return sum(map(torch.cuda.max_memory_allocated, gpus))
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return host_memory().peak_bytes

@@ -9,8 +9,9 @@ from dataclasses import asdict
 import pytest
 
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding, is_healthy
-from sparkdl.doctor.machine_checks import judge_machine, judge_versions, size
+from sparkdl.doctor.machine_checks import judge_machine, judge_versions
 from sparkdl.doctor.machine_facts import MachineFacts
+from sparkdl.host_memory import in_bytes
 from tests.unit.doctor.machines import GOOD_MACHINE, machine, without
 
 
@@ -135,5 +136,5 @@ def test_facts_survive_json() -> None:
 
 
 def test_sizes_are_readable() -> None:
-    sizes = [size(n) for n in (12, 65536, 64 << 20, 24 << 30, 3 << 40)]
+    sizes = [in_bytes(n) for n in (12, 65536, 64 << 20, 24 << 30, 3 << 40)]
     assert sizes == ["12 B", "64.0 KiB", "64.0 MiB", "24.0 GiB", "3.0 TiB"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sparkdl.jobs.make_estimator import model_size
-from sparkdl.jobs.plan import Host, JobPlan, RowCounts, in_bytes, plan_text
+from sparkdl.jobs.plan import Host, JobPlan, RowCounts, plan_text
 from tests.unit.jobs.job_files import read
 
 MIB = 1 << 20
@@ -106,18 +106,3 @@ def test_read_ahead_of_a_feed_is_twice_a_small_dataset_and_bounded_for_a_large_o
     assert make_plan().read_ahead_bytes == 2 * 4096 * 1000
     many = RowCounts(num_rows=10**9, num_marked=None, bytes_per_row=1.0)
     assert make_plan(rows=many).read_ahead_bytes == 256 * MIB
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (5 * MIB, "5.0 MiB"),
-        (3 << 40, "3.0 TiB"),
-    ],
-)
-def test_bytes_have_units(count, text):
-    assert in_bytes(count) == text

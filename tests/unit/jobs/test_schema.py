@@ -10,7 +10,7 @@ import pytest
 from sparkdl.cli import main
 from sparkdl.jobs.job import read_job, read_prediction_job
 from sparkdl.jobs.schema import job_schema
-from sparkdl.jobs.yaml_tree import SECTIONS, Position, read_tree
+from sparkdl.jobs.yaml_tree import SECTIONS, read_tree
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 
@@ -29,7 +29,7 @@ def validator() -> Any:
 
 
 def read(text: str) -> Any:
-    return read_tree(text, Position("job.yaml")).plain()
+    return read_tree(text, "job.yaml").plain()
 
 
 @pytest.mark.parametrize("text", JOBS)

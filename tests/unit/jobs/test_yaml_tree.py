@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import JobFileError
-from sparkdl.jobs.yaml_tree import SECTIONS, Position, apply_overrides, read_override, read_tree, write_tree
+from sparkdl.jobs.yaml_tree import SECTIONS, apply_overrides, read_override, read_tree, write_tree
 from tests.unit.jobs.job_files import JOB
 
-FILE = Position("job.yaml")
+FILE = "job.yaml"
 
 
 def plain(text: str) -> object:
@@ -57,9 +57,9 @@ def test_plain_scalars_follow_yaml_1_2(word: str, value: object) -> None:
 def test_every_key_and_item_has_its_line() -> None:
     tree = read_tree("a:\n  b: 1\n  c:\n  - x\n  - y\n\nd: {e: 2}\n", FILE)
     inner = tree.value["a"].value
-    assert str(inner["b"].position) == "job.yaml:2"
-    assert [str(each.position) for each in inner["c"].value] == ["job.yaml:4", "job.yaml:5"]
-    assert str(tree.value["d"].value["e"].position) == "job.yaml:7"
+    assert inner["b"].position == "job.yaml:2"
+    assert [entry.position for entry in inner["c"].value] == ["job.yaml:4", "job.yaml:5"]
+    assert tree.value["d"].value["e"].position == "job.yaml:7"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_every_key_and_item_has_its_line() -> None:
         ("a: 1\n\tb: 2\n", "job.yaml:2: this is not YAML: "),
         ("a: 1\n---\nb: 2\n", "job.yaml:2: this is not YAML: expected a single document"),
         ("a: \x07", "job.yaml: this is not YAML: unacceptable character"),
-        ("a: 1\nb: 2\na: 3\n", "job.yaml:3: the key 'a' is already in line 1."),
+        ("a: 1\nb: 2\na: 3\n", "job.yaml:3: the key 'a' is already at job.yaml:1."),
         (
             "a: 1\nb: !!python/name:os.system x\n",
             "job.yaml:2: the tag !!python/name:os.system has no meaning",

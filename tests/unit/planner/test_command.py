@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -63,11 +64,18 @@ def test_plan_prints_how_a_model_scales(tmp_path: Path, capsys: pytest.CaptureFi
     assert picture.stat().st_size > 10_000
 
 
-def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--published"]) == 0
+def test_of_several_numbers_of_hosts_those_too_few_say_what_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "plan.json"
+    arguments = ["plan", "llama-70b", "--batch", "64", "--device", "a100", "--hosts", "1,4,8"]
+    assert main([*arguments, "--json", str(report)]) == 0
+    assert [row["ranks"] for row in json.loads(report.read_text())] == [32, 64]
     printed = capsys.readouterr().out
-    assert "462B, tensor 8, pipeline 16" in printed
-    assert "torchtitan" in printed
+    assert "strong scaling on a100" in printed
+    assert re.search(
+        r"fits on 1 x 8 a100, .* in none of \d+ layouts .* on which it fits has \d, with", printed
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,10 +99,10 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
             ["llama-1b", "--batch", "8", "--device", "cpu", "--measure", "--devices-per-host", "1000"],
             "runs 1000 ranks at once",
         ),
-        (["llama-1b", "--published"], "llama-1b is a model to plan. Leave one"),
         (["llama-1b", "--batch", "8", "--plot", "plan.foo"], "its name must end in .png"),
         (["llama-1b", "--batch", "9", "--weak", "--hosts", "2,3"], "which is no whole number"),
         (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),
+        (["llama-405b", "--batch", "8", "--hosts", "1,2"], "fits on 1 x 8 h100"),
     ],
 )
 def test_what_cannot_work_is_said_with_status_2(

@@ -49,7 +49,7 @@ def test_ring_moves_all_but_a_share_of_the_bytes() -> None:
 
 
 def test_tree_is_faster_for_small_messages_on_many_hosts() -> None:
-    group = CLUSTER.with_hosts(64).group(8, 64)
+    group = replace(CLUSTER, hosts=64).group(8, 64)
     assert group.reduce_s(1000) == pytest.approx(2 * (6 * 10e-6 + 1000 / 10e9))
     assert group.reduce_s(1000) < 2 * group.gather_s(1000)
     assert group.reduce_s(1e9) == pytest.approx(2 * group.gather_s(1e9))

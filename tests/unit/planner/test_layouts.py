@@ -18,8 +18,8 @@ from sparkdl.planner.cluster import GIB, USABLE
 from sparkdl.planner.layouts import MOST_HOSTS, advice, smallest_number
 from sparkdl.planner.measure import _known_gpu
 from sparkdl.planner.memory import memory_of
-from sparkdl.planner.published import compare
 from sparkdl.planner.shape import RECIPES
+from tests.unit.planner.published import compare
 
 HOST = make_cluster("h100")
 SIZES = DecoderSizes(vocabulary=4096, width=1024, layers=12, heads=16, key_heads=4)
@@ -92,9 +92,9 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_smallest_cluster() -> Non
     match = re.search(r"on which it fits has (\d+)", str(refusal.value))
     assert match is not None
     hosts = int(match[1])
-    assert plan("llama-70b", small.with_hosts(hosts), batch=64).layouts
+    assert plan("llama-70b", replace(small, hosts=hosts), batch=64).layouts
     with pytest.raises(ParamError):
-        plan("llama-70b", small.with_hosts(hosts // 2), batch=64)
+        plan("llama-70b", replace(small, hosts=hosts // 2), batch=64)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Published training runs, and what the planner says about each: ``sparkdl plan --published``.
+"""Published training runs, and what the planner says about each: ``python -m tests.unit.planner.published`` prints it.
 
 Sources: Megatron-LM's README (Megatron-Core 0.8, images/model_table.png); torchtitan's docs/performance.md (2024), and
 llama3_h100_202412_torchtitan.md and asyncTP_llama3_h100_2025-06_torchtitan.md in its benchmarks/.
@@ -105,12 +105,6 @@ _MEGATRON_ROWS = (
 )
 
 
-def published_runs() -> Iterator[Run]:
-    """Return the published runs."""
-    yield from _of_megatron()
-    yield from _of_titan()
-
-
 def _of_megatron() -> Iterator[Run]:
     """48 replicas each; pipelines are interleaved with one layer in a stage, as in Megatron's examples."""
     for name, heads, width, layers, tensor, pipeline, batch, measured in _MEGATRON_ROWS:
@@ -212,7 +206,7 @@ def _of_titan() -> Iterator[Run]:
 def compare() -> list[dict[str, Any]]:
     """Return a row for each published run: ``source``, ``run``, ``unit``, ``measured``, ``predicted`` and ``error``."""
     rows = []
-    for run in published_runs():
+    for run in (*_of_megatron(), *_of_titan()):
         predicted = run.predict()
         rows.append(
             {
@@ -225,3 +219,9 @@ def compare() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+if __name__ == "__main__":
+    for row in compare():
+        line = "| {source} | {run} | {measured:.4g} | {predicted:.0f} | {unit} | {error:+.0%} |"
+        print(line.format(**row))

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.scaling_jobs import DECODERS, POSITIONS
@@ -35,80 +35,51 @@ _STEPS = 5
 _TURN_TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A layout that is trained.
+Sizes = Mapping[str, Any]
+"""Sizes and options of a ``Parallelism``."""
 
-    Attributes:
-        sizes: sizes and options of the ``Parallelism``.
-        hosts: number of hosts.
-        per_host: number of ranks of each host.
-    """
-
-    sizes: Mapping[str, Any] = field(hash=False)
-    hosts: int = 1
-    per_host: int = 1
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self.hosts * self.per_host
-
-    @property
-    def label(self) -> str:
-        """A short name."""
-        names = {"sharding_stage": "ZeRO", "microbatches": "in"}
-        return ", ".join(
-            name if value is True else f"{names.get(name, name)} {value}"
-            for name, value in self.sizes.items()
-        )
-
-
-HERE = (
-    Trained(sizes={"data": 1}),
-    *(
-        Trained(sizes=sizes, per_host=2)
-        for sizes in (
-            {"data": 2},
-            {"shard": 2},
-            {"shard": 2, "sharding_stage": 2},
-            {"tensor": 2},
-            {"tensor": 2, "sequence": True},
-            {"pipeline": 2, "microbatches": 4},
-            {"context": 2},
-        )
+HERE: Mapping[tuple[int, int], Sequence[Sizes]] = {
+    (1, 1): ({"data": 1},),
+    (1, 2): (
+        {"data": 2},
+        {"shard": 2},
+        {"shard": 2, "sharding_stage": 2},
+        {"tensor": 2},
+        {"tensor": 2, "sequence": True},
+        {"pipeline": 2, "microbatches": 4},
+        {"context": 2},
     ),
-    *(
-        Trained(sizes=sizes, per_host=4)
-        for sizes in (
-            {"data": 4},
-            {"shard": 4},
-            {"data": 2, "shard": 2},
-            {"data": 2, "tensor": 2},
-            {"data": 2, "pipeline": 2, "microbatches": 4},
-            {"pipeline": 4, "microbatches": 8},
-        )
+    (1, 4): (
+        {"data": 4},
+        {"shard": 4},
+        {"data": 2, "shard": 2},
+        {"data": 2, "tensor": 2},
+        {"data": 2, "pipeline": 2, "microbatches": 4},
+        {"pipeline": 4, "microbatches": 8},
     ),
-)
-"""Layouts that are trained on one host."""
+}
+"""Layouts that are trained on one host, by the number of hosts and of ranks of each."""
 
-ACROSS = (
-    *(
-        Trained(sizes=sizes, hosts=2)
-        for sizes in (
-            {"data": 2},
-            {"shard": 2},
-            {"tensor": 2},
-            {"pipeline": 2, "microbatches": 4},
-            {"context": 2},
-        )
+ACROSS: Mapping[tuple[int, int], Sequence[Sizes]] = {
+    (2, 1): (
+        {"data": 2},
+        {"shard": 2},
+        {"tensor": 2},
+        {"pipeline": 2, "microbatches": 4},
+        {"context": 2},
     ),
-    *(
-        Trained(sizes=sizes, hosts=2, per_host=2)
-        for sizes in ({"data": 4}, {"data": 2, "tensor": 2}, {"tensor": 2, "pipeline": 2, "microbatches": 4})
-    ),
-)
-"""Layouts that are trained on hosts with links between them."""
+    (2, 2): ({"data": 4}, {"data": 2, "tensor": 2}, {"tensor": 2, "pipeline": 2, "microbatches": 4}),
+}
+"""Layouts that are trained on hosts with links between them, likewise."""
+
+_OPTIONS = {"sharding_stage": "ZeRO", "microbatches": "in"}
+
+
+def _label(sizes: Sizes) -> str:
+    """A short name of a layout."""
+    return ", ".join(
+        name if value is True else f"{_OPTIONS.get(name, name)} {value}" for name, value in sizes.items()
+    )
 
 
 def shape_of(model: str) -> DecoderShape:
@@ -142,15 +113,12 @@ def compare_steps(models: Sequence[str], megabits: float | None = None) -> Itera
     """
     trained = HERE if megabits is None else ACROSS
     cores = usable_cores()
-    groups: dict[tuple[int, int], list[Trained]] = {}
-    for layout in trained:
-        groups.setdefault((layout.hosts, layout.per_host), []).append(layout)
     with ExitStack() as stack:
         hosts: Sequence[Namespace] = ()
         if megabits is not None:
-            most = max(layout.hosts for layout in trained)
+            most = max(num_hosts for num_hosts, _ in trained)
             hosts = stack.enter_context(limited_hosts(most, megabits / 1000))
-        for (num_hosts, per_host), layouts in groups.items():
+        for (num_hosts, per_host), layouts in trained.items():
             ranks = num_hosts * per_host
             of_ranks = [hosts[rank // per_host] for rank in range(ranks)] if hosts else []
             inside = measure_link(ranks) if per_host > 1 else None
@@ -166,21 +134,21 @@ def compare_steps(models: Sequence[str], megabits: float | None = None) -> Itera
                 cluster = make_cluster(
                     device, hosts=num_hosts, devices_per_host=per_host, inside=inside, between=between
                 )
-                for layout in layouts:
-                    measured_s, measured_bytes = _measure(group, model, layout)
+                for sizes in layouts:
+                    measured_s, measured_bytes = _measure(group, model, sizes, ranks)
                     yield {
-                        **_predict(shape, cluster, layout, measured_s, measured_bytes),
+                        **_predict(shape, cluster, sizes, measured_s, measured_bytes),
                         "megabits": megabits,
                     }
 
 
-def _measure(group: RankGroup, model: str, layout: Trained) -> tuple[float, int]:
+def _measure(group: RankGroup, model: str, sizes: Sizes, ranks: int) -> tuple[float, int]:
     """Seconds of a step on the slowest rank, and bytes that the fullest rank uses for it."""
-    is_plain = set(layout.sizes) == {"data"}
-    announce(f"training {model}, {layout.label} on {layout.ranks} ranks")
+    is_plain = set(sizes) == {"data"}
+    announce(f"training {model}, {_label(sizes)} on {ranks} ranks")
     turn = {
         "benchmark": "scaling",
-        "contender": layout.label,
+        "contender": _label(sizes),
         "repetitions": _STEPS,
         "operations": 1,
         "case": {
@@ -190,8 +158,8 @@ def _measure(group: RankGroup, model: str, layout: Trained) -> tuple[float, int]
             "data": "",
             "device": "cpu",
             "watches_memory": True,
-            "way": ("alone" if layout.ranks == 1 else "DataParallel") if is_plain else "",
-            "sizes": None if is_plain else dict(layout.sizes),
+            "way": ("alone" if ranks == 1 else "DataParallel") if is_plain else "",
+            "sizes": None if is_plain else dict(sizes),
         },
     }
     answers = group.take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
@@ -200,9 +168,9 @@ def _measure(group: RankGroup, model: str, layout: Trained) -> tuple[float, int]
 
 
 def _predict(
-    shape: DecoderShape, cluster: Cluster, layout: Trained, measured_s: float, measured_bytes: int
+    shape: DecoderShape, cluster: Cluster, trained: Sizes, measured_s: float, measured_bytes: int
 ) -> dict[str, Any]:
-    sizes = Parallelism(**layout.sizes).resolve(layout.ranks)
+    sizes = Parallelism(**trained).resolve(cluster.world_size)
     assert sizes.data is not None, "resolved"
     passes = sizes.microbatches or 1
     rows = ROWS / (sizes.data * sizes.shard) / passes
@@ -210,9 +178,9 @@ def _predict(
     memory = memory_of(shape, sizes, rows=rows, microbatches=passes, recipe=_RECIPE, is_cpu=True)
     return {
         "model": shape.name,
-        "layout": layout.label,
-        "hosts": layout.hosts,
-        "ranks": layout.ranks,
+        "layout": _label(trained),
+        "hosts": cluster.hosts,
+        "ranks": cluster.world_size,
         "measured_s": measured_s,
         "predicted_s": step.total,
         "ratio": step.total / measured_s,

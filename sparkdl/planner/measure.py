@@ -132,10 +132,8 @@ def measure_device(
             }
             for name, (part, columns, depth) in parts.items()
         }
-    seconds_of = _medians(
-        "layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks
-    )
-    seconds_of = {name: seconds * shared_by for name, seconds in seconds_of.items()}
+    results = _hold("layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks)
+    seconds_of = {name: shared_by * statistics.median(part.times) for name, part in results.items()}
     kernel_s = seconds_of["start"] / 3
     of_products, of_others = [], []
     for number, positions in measured:
@@ -158,8 +156,8 @@ def measure_device(
     updated = float(blocks * numbers.block)
     updated *= 2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes
     attention_s = seconds_of[f"attention, {rows} x {shape.sequence}"]
-    known = _known_gpu() if has_gpu else None
     memory = torch.cuda.mem_get_info()[1] if has_gpu else (available_bytes() or 0) / ranks / shared_by
+    known = known_gpu(torch.cuda.get_device_name(), memory) if has_gpu else None
     rate = 1 / operation_s
     return Device(
         name=known.name if known is not None else torch.cuda.get_device_name() if has_gpu else "cpu",
@@ -220,14 +218,6 @@ def measure_link(ranks: int, *, hosts: Sequence[Namespace] = (), contender: str 
     )
 
 
-def _medians(
-    benchmark: str, library: str, cases: Mapping[str, Mapping[str, Any]], ranks: int
-) -> dict[str, float]:
-    """Measure cases on ranks of this machine; return the seconds of each on the slowest rank."""
-    results = _hold(benchmark, library, cases, ranks)
-    return {name: statistics.median(measured.times) for name, measured in results.items()}
-
-
 def _hold(
     benchmark: str,
     library: str,
@@ -245,10 +235,3 @@ def _hold(
         hosts=hosts,
     )
     return {name: of_case[library] for name, of_case in hold(contest).items()}
-
-
-def _known_gpu() -> Device | None:
-    """The entry of this machine's GPU in the table."""
-    import torch
-
-    return known_gpu(torch.cuda.get_device_name(), torch.cuda.mem_get_info()[1])

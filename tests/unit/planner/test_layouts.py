@@ -14,9 +14,8 @@ from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism, on_meta
 from sparkdl.parallel.parallelize import check_parts
 from sparkdl.planner import MODELS, DecoderShape, Plan, count, make_cluster, plan
-from sparkdl.planner.cluster import GIB, USABLE
+from sparkdl.planner.cluster import GIB, USABLE, known_gpu
 from sparkdl.planner.layouts import MOST_HOSTS, advice, smallest_number
-from sparkdl.planner.measure import _known_gpu
 from sparkdl.planner.memory import memory_of
 from sparkdl.planner.shape import RECIPES
 from tests.unit.planner.published import compare
@@ -194,14 +193,12 @@ def test_rounded_wires_are_advised_with_a_transport_that_has_them() -> None:
     assert "this slow, wire=" in of_cpus
 
 
-def test_a_gpu_is_known_by_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_known_by_its_data_sheet() -> None:
     for name, gib, known in (
         ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
         ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
         ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
     ):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gib=gib: (0, int(gib * GIB)))
-        device = _known_gpu()
+        device = known_gpu(name, gib * GIB)
         assert device is not None
         assert device.name == known

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         SlotsMissingError: if the cluster of ``--master`` has too few slots.
     """
     check_common_arguments(arguments)
-    counts = parse_counts(arguments)
+    counts = parse_counts(arguments.ranks)
     missing = missing_contenders({"without Spark": "torch", "on Spark": "spark"})
     if "without Spark" in missing:
         raise ParamError(f"sparkdl bench launch: {missing['without Spark']}")

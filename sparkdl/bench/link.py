@@ -17,7 +17,7 @@ from sparkdl.bench.contenders.link import MODELS
 from sparkdl.bench.contest import announce
 from sparkdl.bench.libraries import missing_contenders
 from sparkdl.bench.namespaces import Namespace, limited_hosts, why_impossible
-from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_rates
 from sparkdl.bench.rank_group import Answer, RankGroup
 from sparkdl.bench.report import format_time, row_of, show
 from sparkdl.collective.telemetry.report import format_columns
@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     check_common_arguments(arguments, every=1, rows=1, positions=1, rounds=1)
-    contenders, rates = _chosen(arguments), _rates(arguments.megabits)
+    contenders, rates = _chosen(arguments), parse_rates(arguments.megabits)
     if missing := missing_contenders({"torch": "torch"}):
         raise ParamError(f"sparkdl bench link: {missing['torch']}")
     if reason := why_impossible():
@@ -120,16 +120,6 @@ def _chosen(arguments: argparse.Namespace) -> dict[str, LinkContender]:
     if unknown := [name for name in names if name not in everyone]:
         raise ParamError(f"--contenders {unknown[0]} is unknown; it may be any of {'; '.join(everyone)}.")
     return {name: everyone[name] for name in dict.fromkeys(["alone", *names])}
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ParamError(f"--megabits {text} is no list of numbers.") from error
-    if min(rates) <= 0:
-        raise ParamError(f"--megabits {text} has a rate that is not above 0.")
-    return rates
 
 
 def _measure(

@@ -40,16 +40,31 @@ def add_common_arguments(parser: argparse.ArgumentParser, *names: str, seconds: 
         parser.add_argument(f"--{name}", **options)
 
 
-def parse_counts(arguments: argparse.Namespace) -> list[int]:
-    """Return the numbers of ranks in ``--ranks``, separated by commas, in ascending order.
+def parse_counts(text: str, what: str = "ranks") -> list[int]:
+    """Return the numbers in ``--ranks``, or another option, separated by commas, in ascending order.
 
     Raises:
-        ParamError: if it is no list of numbers of ranks.
+        ParamError: if it is no list of numbers.
     """
-    parts = arguments.ranks.split(",")
+    parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise ParamError(f"--ranks {arguments.ranks} is no list of numbers of ranks, such as 1,2,4.")
+        raise ParamError(f"--{what} {text} is no list of numbers of {what}, such as 1,2,4.")
     return sorted({int(part) for part in parts})
+
+
+def parse_rates(text: str) -> list[float]:
+    """Return the rates in ``--megabits``, separated by commas.
+
+    Raises:
+        ParamError: if it is no list of numbers above 0.
+    """
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ParamError(f"--megabits {text} is no list of numbers.") from error
+    if min(rates) <= 0:
+        raise ParamError(f"--megabits {text} has a rate that is not above 0.")
+    return rates
 
 
 def check_gpus(ranks: int) -> None:

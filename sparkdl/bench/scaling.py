@@ -172,7 +172,7 @@ def _others(arguments: argparse.Namespace) -> list[str]:
 
 def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
     """Check the options, and return the rank counts, from 1 on, and the modes."""
-    counts = sorted({1, *parse_counts(arguments)})
+    counts = sorted({1, *parse_counts(arguments.ranks)})
     if len(counts) < 2:
         raise ParamError(f"--ranks {arguments.ranks} shows no scaling; name a number above 1, as 1,2,4.")
     if arguments.batch is None:

@@ -9,7 +9,9 @@ return figures of the rank that calls them, at once and without communication. T
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.monitor.communication import CommunicationFigures, compute_throughput, monitor_communication
@@ -28,20 +30,15 @@ __all__ = [
 ]
 
 # Loaded on first use: the driver needs only some of it.
-_MODULES = {
-    "CommunicationFigures": "communication",
-    "MemoryStats": "memory",
-    "Monitor": "settings",
-    "compute_throughput": "communication",
-    "end_step": "sampler",
-    "get_gpu_memory_stats": "memory",
-    "monitor_communication": "communication",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "CommunicationFigures": ".communication",
+        "MemoryStats": ".memory",
+        "Monitor": ".settings",
+        "compute_throughput": ".communication",
+        "end_step": ".sampler",
+        "get_gpu_memory_stats": ".memory",
+        "monitor_communication": ".communication",
+    },
+)

@@ -7,8 +7,9 @@ It knows neither Spark nor the training loop. Runs on the *driver*, or on any ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sparkdl.lazy import attributes
 from sparkdl.planner.cluster import DEVICES, LINKS, Cluster, Device, Link, make_cluster
 from sparkdl.planner.shape import MODELS, DecoderShape, ModelShape, TrainingRecipe
 
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
     from sparkdl.planner.layouts import Layout, Plan, plan
     from sparkdl.planner.on_ranks import choose_layout
 
-_OF_TORCH = {
-    "Layout": "layouts",
-    "Plan": "layouts",
-    "choose_layout": "on_ranks",
-    "count": "counting",
-    "plan": "layouts",
-}
-"""Names whose modules import torch."""
+# Their modules import torch.
+__getattr__, __dir__ = attributes(
+    __name__,
+    {
+        "Layout": ".layouts",
+        "Plan": ".layouts",
+        "choose_layout": ".on_ranks",
+        "count": ".counting",
+        "plan": ".layouts",
+    },
+)
 
 __all__ = [
     "DEVICES",
@@ -43,11 +47,3 @@ __all__ = [
     "make_cluster",
     "plan",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _OF_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_OF_TORCH[name]}"), name)

@@ -341,7 +341,11 @@ class Group:
         across_s = num_bytes * (self.size - self.inside) / self.size / far.bytes_per_s
         return latency_s + max(inside_s, across_s)
 
+    @property
+    def link(self) -> Link:
+        """The slowest link between the ranks."""
+        return self.cluster.between if self.hosts > 1 else self.cluster.inside
+
     def send_s(self, num_bytes: float) -> float:
         """Seconds of a message from each rank to the next one in the group."""
-        link = self.cluster.between if self.hosts > 1 else self.cluster.inside
-        return 0.0 if self.size == 1 else link.latency_s + num_bytes / link.bytes_per_s
+        return 0.0 if self.size == 1 else self.link.latency_s + num_bytes / self.link.bytes_per_s

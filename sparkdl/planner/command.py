@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.options import add_common_arguments, check_common_arguments
+from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts, parse_rates
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.model is None or options.batch is None:
         raise ParamError("sparkdl plan needs a model and --batch, such as: sparkdl plan llama-8b --batch 128")
-    hosts = _hosts(options.hosts)
+    hosts = parse_counts(options.hosts, "hosts")
     plans, refusals = _plans(options, hosts)
     if not plans:
         raise refusals[0]
@@ -136,16 +137,9 @@ def _validate(options: argparse.Namespace) -> None:
     models = (
         list(DECODERS) if options.model is None else names_of(options.model, list(DECODERS), "--validate")
     )
-    rates: list[float | None] = [None]
+    rates: Sequence[float | None] = [None]
     if options.megabits is not None:
-        try:
-            rates = [float(part) for part in options.megabits.split(",")]
-        except ValueError as error:
-            raise ParamError(
-                f"--megabits {options.megabits} is no rate, nor several such as 100,1000."
-            ) from error
-        if min(rate for rate in rates if rate is not None) <= 0:
-            raise ParamError(f"--megabits {options.megabits}: links need rates above 0.")
+        rates = parse_rates(options.megabits)
         if reason := why_impossible():
             raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
     rows = [row for rate in rates for row in compare_steps(models, rate)]
@@ -153,13 +147,6 @@ def _validate(options: argparse.Namespace) -> None:
     _write(options, rows)
     if options.plot is not None:
         report.plot_comparison(rows, options.plot)
-
-
-def _hosts(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ParamError(f"--hosts {text} is no number of hosts, nor several such as 1,2,4.")
-    return sorted(int(part) for part in parts)
 
 
 def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], list[ParamError]]:

@@ -14,7 +14,7 @@ from sparkdl.planner.memory import StagePart, is_sharded, parameters_of, parts_o
 
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
-    from sparkdl.planner.cluster import Cluster, Device, Group, Link
+    from sparkdl.planner.cluster import Cluster, Device, Link
     from sparkdl.planner.shape import ModelShape, RankNumbers, TrainingRecipe
 
 ATTENTION_BACKWARD = 2.5
@@ -200,7 +200,7 @@ def _of_part(
     _replicas(overlap, numbers, cluster, part, sizes, microbatches, recipe, beside)
     stride = sizes.tensor * sizes.context * sizes.shard * (sizes.data or 1)
     next_stage = cluster.group(stride, sizes.pipeline)
-    near, far = _link(cluster, cluster.group(1, sizes.tensor)), _link(cluster, next_stage)
+    near, far = cluster.group(1, sizes.tensor).link, next_stage.link
     sums = microbatches * layers * tensor
     messages = 2 * microbatches * part.stages * next_stage.send_s(rows * numbers.inputs)
     shards = sizes.shard * sizes.context * ((sizes.data or 1) if recipe.divides_optimizer else 1)
@@ -295,7 +295,7 @@ def _replicas(
         return inner.gather_s(num_bytes) + 2 * num_bytes / cluster.device.bandwidth
 
     if shards > 1:
-        link = _link(cluster, inner)
+        link = inner.link
         gather, first = (with_copies(size * recipe.gathered_bytes) for size in (block, outside + block))
         again = gather if sizes.sharding_stage == 3 else 0.0
         scatter = with_copies(block * recipe.reduced_bytes)
@@ -309,7 +309,7 @@ def _replicas(
         if is_pipeline:
             overlap.add("shard", scatter, 0.0, link, part.layers - 1)
     if data > 1:
-        link = _link(cluster, outer)
+        link = outer.link
         share = recipe.reduced_bytes / shards
         reduce = outer.gather_s if recipe.divides_optimizer else outer.reduce_s
         # Small reductions are joined, so that the latency of one is for all blocks.
@@ -323,7 +323,3 @@ def _replicas(
         if recipe.divides_optimizer:
             gathered = outer.gather_s(number * recipe.gathered_bytes)
             overlap.add("data", gathered, forward * (part.layers - 1), link)
-
-
-def _link(cluster: Cluster, group: Group) -> Link:
-    return cluster.between if group.hosts > 1 else cluster.inside

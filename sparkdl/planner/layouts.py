@@ -20,8 +20,9 @@ from sparkdl.parallel.parallelism import DIMENSIONS
 from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches
 from sparkdl.planner.cluster import GIB, USABLE, WITHOUT_BFLOAT16, Cluster
 from sparkdl.planner.cost import StepTime, step_time
+from sparkdl.planner.counting import shape_of_module
 from sparkdl.planner.memory import RankMemory, memory_of
-from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, TrainingRecipe
+from sparkdl.planner.shape import RECIPES, DecoderShape, ModelShape, TrainingRecipe, shape_from_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,6 +102,9 @@ class Layout:
         batch: number of rows of an update, over all ranks.
         largest_batch: largest number of rows of an update that fits with this layout and this number of passes.
         utilization: operations of the model per second as a share of the data sheets' of all devices.
+        batch_size: rows of a batch of a reader, as an estimator's Param ``batchSize`` counts them.
+        accumulated_batches: number of batches of an update, as an estimator's Param ``gradientAccumulationSteps``
+            counts them.
     """
 
     parallelism: Parallelism
@@ -112,16 +116,8 @@ class Layout:
     batch: int
     largest_batch: int
     utilization: float
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of a batch of a reader, as an estimator's Param ``batchSize`` counts them."""
-        return self.rows * self.passes if self.parallelism.pipeline > 1 else self.rows
-
-    @property
-    def accumulated_batches(self) -> int:
-        """Number of batches of an update, as an estimator's Param ``gradientAccumulationSteps`` counts them."""
-        return 1 if self.parallelism.pipeline > 1 else self.passes
+    batch_size: int
+    accumulated_batches: int
 
     @property
     def label(self) -> str:
@@ -285,15 +281,11 @@ def plan(
 
 def _shape_of(model: ModelShape | nn.Module | str, sequence: int | None) -> ModelShape:
     if isinstance(model, str):
-        from sparkdl.planner.shape import shape_from_text
-
         return shape_from_text(model, sequence=sequence)
     if isinstance(model, DecoderShape):
         return model if sequence is None else replace(model, sequence=sequence)
     if isinstance(model, ModelShape):
         return model
-    from sparkdl.planner.counting import shape_of_module
-
     return shape_of_module(model, sequence=sequence)
 
 
@@ -446,8 +438,9 @@ def _estimated(
     needed = _memory(task, cluster, sizes, rows, passes)
     if needed.total > USABLE * cluster.device.memory_bytes:
         return None
+    batch_size, accumulated_batches = rows, passes
     if sizes.pipeline > 1:
-        sizes = replace(sizes, microbatches=passes)
+        sizes, batch_size, accumulated_batches = replace(sizes, microbatches=passes), rows * passes, 1
     time = step_time(shape, cluster, sizes, rows=rows, microbatches=passes, recipe=recipe)
     device = cluster.device
     peak = device.peak if recipe.compute_bytes < 4 else device.float32_peak
@@ -461,6 +454,8 @@ def _estimated(
         batch=batch,
         largest_batch=batch,
         utilization=shape.flops_per_row() * batch / time.total / cluster.world_size / peak,
+        batch_size=batch_size,
+        accumulated_batches=accumulated_batches,
     )
 
 

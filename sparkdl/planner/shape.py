@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,13 +183,11 @@ class DecoderShape(ModelShape):
     name: str = "decoder"
 
     def __post_init__(self) -> None:
-        for field in ("vocabulary", "width", "layers", "heads", "sequence"):
+        optional = ("key_heads", "hidden", "head_size")
+        for field in ("vocabulary", "width", "layers", "heads", "sequence", *optional):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise ParamError(f"{self.name}: {field} must be a positive number, got {value!r}.")
-        for field in ("key_heads", "hidden", "head_size"):
-            value = getattr(self, field)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            is_missing = value is None and field in optional
+            if not is_missing and (not isinstance(value, int) or value < 1):
                 raise ParamError(f"{self.name}: {field} must be a positive number, got {value!r}.")
         if self.head_size is None and self.width % self.heads:
             raise ParamError(f"{self.name}: width {self.width} is not a multiple of heads {self.heads}.")
@@ -435,44 +433,36 @@ def shape_of_config(
     )
 
 
-def shape_of_folder(folder: str | Path, *, sequence: int | None = None) -> DecoderShape:
-    """Return the shape of the model in a Hugging Face folder; only its ``config.json`` is read.
-
-    Raises:
-        ParamError: if there is no such file, or it describes no decoder.
-    """
-    path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ParamError(f"{folder} is no folder of a Hugging Face model: {path}: {error}") from error
-    return shape_of_config(config, name=Path(folder).absolute().name, sequence=sequence)
-
-
 def shape_from_text(text: str, *, sequence: int | None = None) -> DecoderShape:
     """Return the shape that a command line names: a key of :data:`MODELS`, a Hugging Face folder, or sizes.
+
+    Only the ``config.json`` of a folder is read.
 
     Args:
         text: such as ``"llama-8b"``, ``"/models/llama"``, or ``"width=4096,layers=32,heads=32,vocabulary=32000"``.
         sequence: number of positions of a row; that of the model if None.
 
     Raises:
-        ParamError: if it is none of these.
+        ParamError: if it is none of these, or the folder describes no decoder.
     """
     if sequence is not None and sequence < 1:
         raise ParamError(f"sequence must be a positive number of positions, got {sequence}.")
     if text in MODELS:
-        sizes = vars(MODELS[text])
-        return DecoderShape(**{**sizes, "sequence": sequence or sizes["sequence"]})
+        return replace(MODELS[text], sequence=sequence or MODELS[text].sequence)
     if Path(text).is_dir():
-        return shape_of_folder(text, sequence=sequence)
+        path = Path(text) / "config.json"
+        try:
+            config = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ParamError(f"{text} is no folder of a Hugging Face model: {path}: {error}") from error
+        return shape_of_config(config, name=Path(text).absolute().name, sequence=sequence)
     if "=" not in text:
         raise ParamError(
             f"{text!r} is no model: give one of {', '.join(MODELS)}, a folder with a config.json, or sizes such as "
             "width=4096,layers=32,heads=32,vocabulary=32000."
         )
     fields = {name for name in DecoderShape.__dataclass_fields__ if name not in ("name", "sequence")}
-    sizes = {}
+    sizes: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
         if key.strip() not in fields or not value.strip().isdigit():

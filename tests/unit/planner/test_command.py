@@ -83,7 +83,7 @@ def test_of_several_numbers_of_hosts_those_too_few_say_what_would_do(
     [
         ([], "needs a model and --batch"),
         (["llama-1b"], "needs a model and --batch"),
-        (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is no number of hosts"),
+        (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is no list of numbers of hosts"),
         (["llama-1b", "--batch", "8", "--device", "h900"], "There is no device 'h900'"),
         (["llama-1b", "--batch", "8", "--device", "cpu"], "add --measure"),
         (

@@ -15,7 +15,7 @@ from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism, on_meta
 from sparkdl.planner import MODELS, DecoderShape, count
 from sparkdl.planner.counting import shape_of_module
-from sparkdl.planner.shape import shape_from_text, shape_of_config, shape_of_folder
+from sparkdl.planner.shape import shape_from_text, shape_of_config
 
 SIZES = [
     DecoderSizes(vocabulary=96, width=32, layers=3, heads=4),
@@ -54,10 +54,10 @@ def test_shape_of_a_llama_folder_has_the_parameters_of_the_model(tmp_path: Path)
     config.save_pretrained(tmp_path)
     with on_meta():
         model = LlamaForCausalLM(config)
-    shape = shape_of_folder(tmp_path)
+    shape = shape_from_text(str(tmp_path))
     assert shape.parameters == numel(model) == shape_of_module(model).parameters
     assert shape.sequence == 256
-    assert shape_of_folder(tmp_path, sequence=64).sequence == 64
+    assert shape_from_text(str(tmp_path), sequence=64).sequence == 64
 
 
 def test_shape_of_gpt2_lacks_only_its_positions() -> None:
@@ -75,10 +75,10 @@ def test_a_mixture_of_experts_is_refused_by_name() -> None:
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParamError, match="no folder of a Hugging Face model"):
-        shape_of_folder(tmp_path)
+        shape_from_text(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(ParamError, match="no vocab_size and no num_hidden_layers"):
-        shape_of_folder(tmp_path)
+        shape_from_text(str(tmp_path))
 
 
 @pytest.mark.parametrize(

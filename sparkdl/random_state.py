@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -54,6 +55,17 @@ def random_numbers_apart(device: torch.device, seed: int | None = None) -> Itera
         yield
     finally:
         set_random_state(before, device)
+
+
+_lock = threading.RLock()
+"""Fits of one search may begin in several threads, which share torch's generator."""
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Context in which random numbers on CPU are those of a seed; only one thread at a time can be in it."""
+    with _lock, random_numbers_apart(torch.device("cpu"), seed):
+        yield
 
 
 def rank_seed(seed: int, rank: int, *position: int) -> int:

@@ -53,8 +53,8 @@ from sparkdl.networks.images import (
     ImageNetwork,
     ResidualNetwork,
 )
-from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments
+from sparkdl.random_state import seeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

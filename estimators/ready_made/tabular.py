@@ -33,9 +33,9 @@ from sparkdl.estimators.ready_made.estimator import (
 )
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, _ReadyMadeParams, describe_kind
 from sparkdl.estimators.torch_estimator import M
-from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
 from sparkdl.networks.tabular import TabularInputs, TabularNetwork, is_missing_category, joined, origin_of
+from sparkdl.random_state import seeded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

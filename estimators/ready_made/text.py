@@ -34,7 +34,6 @@ from sparkdl.estimators.ready_made.params import (
     with_rate_of_pretrained,
 )
 from sparkdl.networks.adapters import with_adapters
-from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.pretrained import check_folder, fitting_inputs, load_folder
 from sparkdl.networks.text import (
     ByteTokenizer,
@@ -45,6 +44,7 @@ from sparkdl.networks.text import (
     checked_texts,
     words_of,
 )
+from sparkdl.random_state import seeded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

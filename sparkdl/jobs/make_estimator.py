@@ -13,7 +13,7 @@ from torch import nn
 from sparkdl import estimators
 from sparkdl.errors import JobFileError, ParamError
 from sparkdl.jobs.imports import call_named, named_object
-from sparkdl.networks.initial_weights import seeded
+from sparkdl.random_state import seeded
 from sparkdl.training.update import make_optimizer, optimizer_bytes
 
 if TYPE_CHECKING:

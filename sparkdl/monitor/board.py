@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -117,13 +117,9 @@ class Snapshot:
             totals["slowness"] = max(slowness)
         return totals
 
-    def to_fields(self) -> dict[str, Any]:
-        """Return all fields, as JSON can hold them."""
-        return asdict(self)
-
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Snapshot:
-        """Restore a snapshot from its fields, also after a round trip through JSON."""
+        """Restore a snapshot from the result of ``asdict``, also after a round trip through JSON."""
         ranks = {int(rank): RankFigures(**figures) for rank, figures in fields["ranks"].items()}
         return cls(**{**fields, "ranks": ranks})
 

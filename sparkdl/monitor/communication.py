@@ -45,13 +45,13 @@ class CommunicationFigures:
     """
 
     ranks: tuple[int, ...]
-    seconds: float
-    count: int
-    bytes: int
-    exposed_s: float
-    waiting_s: float
-    bus_bandwidth: float
-    link_bandwidth: float | None
+    seconds: float = 0.0
+    count: int = 0
+    bytes: int = 0
+    exposed_s: float = 0.0
+    waiting_s: float = 0.0
+    bus_bandwidth: float = 0.0
+    link_bandwidth: float | None = None
 
     @property
     def efficiency(self) -> float:
@@ -148,16 +148,7 @@ def monitor_communication(process_set: Any = None) -> CommunicationFigures:
     communicator = world_communicator()
     ranks = None if process_set is None else _ranks_of(process_set, communicator)
     if communicator is None:
-        return CommunicationFigures(
-            ranks=ranks or (0,),
-            seconds=0.0,
-            count=0,
-            bytes=0,
-            exposed_s=0.0,
-            waiting_s=0.0,
-            bus_bandwidth=0.0,
-            link_bandwidth=None,
-        )
+        return CommunicationFigures(ranks=ranks or (0,))
     watches = _watches.setdefault(communicator.telemetry, {})
     watch = watches.setdefault(ranks, CommunicationWatch())
     return watch.take(communicator, ranks, link=link_bandwidth(communicator, ranks))

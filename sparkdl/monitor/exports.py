@@ -14,11 +14,13 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.monitor.board import Export, RankFigures, Snapshot
 from sparkdl.rendezvous.addresses import LOOPBACK
 
@@ -133,10 +135,8 @@ class TensorBoardExport:
     """
 
     def __init__(self, folder: str) -> None:
-        try:
+        with _needing("tensorboard", "tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard", "tensorboard", error) from error
         try:
             self._writer = SummaryWriter(folder)
         except OSError as error:
@@ -209,10 +209,8 @@ class Endpoint:
     """
 
     def __init__(self, port: int) -> None:
-        try:
+        with _needing("port", "prometheus_client"):
             from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError as error:
-            raise _missing("port", "prometheus_client", error) from error
         self._snapshot: Snapshot | None = None
         registry = CollectorRegistry()
         registry.register(self)
@@ -280,7 +278,7 @@ class StatusFile:
         before, part = self._file, self._path.with_suffix(".part")
         self._file = part.open("w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        json.dump(snapshot.to_fields(), self._file)
+        json.dump(asdict(snapshot), self._file)
         self._file.flush()
         part.replace(self._path)
         if before is not None:  # not earlier: the file always has a lock
@@ -346,7 +344,6 @@ def status_folder(*, makes: bool = False) -> Path:
     return folder
 
 
-def _missing(setting: str, package: str, error: ImportError) -> ParamError:
-    return ParamError(
-        f"{setting} of the Monitor needs {package}, also in the extra monitor: {error}. Run pip install {package}."
-    )
+def _needing(setting: str, package: str) -> AbstractContextManager[None]:
+    what = f"{setting} of the Monitor needs {package}, also in the extra monitor"
+    return errors_as(ParamError, what, f"Run pip install {package}.", of=ImportError)

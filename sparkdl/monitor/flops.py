@@ -75,11 +75,6 @@ class FlopCount:
         self._stack = ExitStack()
         self._count: _Count | None = None
 
-    @property
-    def is_running(self) -> bool:
-        """Whether operations are being counted."""
-        return self._count is not None
-
     def begin(self) -> None:
         """Begin to count."""
         self._stack.enter_context(torch.compiler.set_stance("force_eager"))

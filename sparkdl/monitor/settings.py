@@ -52,7 +52,8 @@ class Monitor:
         )
         self._check("port", lambda value: type(value) is int and 0 <= value < 65536, "a port: 0 to 65535")
         self._check("peak_tflops", lambda value: _is_number(value) and value > 0, "a number above 0")
-        object.__setattr__(self, "trace_steps", _as_tuple(self.trace_steps))  # JSON has lists
+        if isinstance(self.trace_steps, list):  # of JSON
+            object.__setattr__(self, "trace_steps", tuple(self.trace_steps))
         self._check("trace_steps", _are_steps, "two numbers of steps from 1, the first and the last one")
         for name in ("tensorboard", "trace", "tokens"):
             self._check(name, lambda value: isinstance(value, str) and bool(value), "a text")
@@ -115,10 +116,6 @@ class Monitor:
         from sparkdl.monitor.sampler import RankSampler
 
         return RankSampler(self, rank=rank, world_size=world_size, report=report, precision=precision)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _are_steps(value: Any) -> bool:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import importlib
 import re
 from argparse import Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError, did_you_mean
+from sparkdl.errors import ParamError, did_you_mean, listed
 from sparkdl.foreign_errors import errors_as
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")
@@ -68,14 +67,11 @@ def read_backbone_weights(path: str) -> dict[str, Tensor]:
             "torch.save(model.state_dict(), path)."
         )
     weights = {str(name): tensor for name, tensor in scope.items()}
-    while prefix := _prefix_of_all(weights):
-        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    while weights and (
+        prefixes := [part for part in _PREFIXES if all(name.startswith(part) for name in weights)]
+    ):
+        weights = {name.removeprefix(prefixes[0]): tensor for name, tensor in weights.items()}
     return weights
-
-
-def _prefix_of_all(names: Collection[str]) -> str:
-    prefixes = (prefix for prefix in _PREFIXES if names and all(name.startswith(prefix) for name in names))
-    return next(prefixes, "")
 
 
 def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_outputs: int, path: str) -> None:
@@ -112,7 +108,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
     spare = [name for name in weights if name not in tensors]
     if missing or spare:
         differences = [
-            f"{what}: {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
+            f"{what}: {listed(names, 3)}"
             for what, names in (("missing or of another shape", missing), ("left over", spare))
             if names
         ]
@@ -206,31 +202,35 @@ def check_backbone(name: str) -> None:
         raise ParamError(f"The network is {name!r}, and {library} has no model {model!r}. {hint}")
 
 
-def make_backbone(name: str, *, num_outputs: int, weights: str) -> nn.Module:
+def make_backbone(name: str, *, num_outputs: int | None, weights: str) -> nn.Module:
     """Return a network of a library, with a new last layer.
 
     Args:
         name: name of the backbone, ``"library:model"``.
-        num_outputs: number of outputs of the last layer.
+        num_outputs: number of outputs of the last layer; None for the pretrained last layer.
         weights: :data:`NO_WEIGHTS`; :data:`PRETRAINED` for weights that the library fetches; or the path of a file.
 
     Raises:
         ParamError: if the library cannot create the network, or the weights are missing or of another network.
     """
     library, model = _split(name)
-    fetched = " with weights that are fetched from the network" if weights == PRETRAINED else ""
-    with errors_as(ParamError, f"The network is {name!r}, which {library} cannot create{fetched}"):
+    what, advice = f"The network is {name!r}, which {library} cannot create", ""
+    if weights == PRETRAINED:
+        what += " with weights that are fetched from the network"
+        advice = "Where there is none, give the path of a file of weights."
+    classes = {} if num_outputs is None else {"num_classes": num_outputs}
+    with errors_as(ParamError, what, advice):
         if library == "timm":
             made: nn.Module = _library(library).create_model(
-                model, pretrained=weights == PRETRAINED, num_classes=num_outputs
+                model, pretrained=weights == PRETRAINED, **classes
             )
         elif weights == PRETRAINED:  # "DEFAULT" is torchvision's name for its best weights
-            made = with_outputs(
-                _library("torchvision.models").get_model(model, weights="DEFAULT"), num_outputs
-            )
+            made = _library("torchvision.models").get_model(model, weights="DEFAULT")
+            made = made if num_outputs is None else with_outputs(made, num_outputs)
         else:
-            made = _library("torchvision.models").get_model(model, weights=None, num_classes=num_outputs)
+            made = _library("torchvision.models").get_model(model, weights=None, **classes)
     if weights not in (NO_WEIGHTS, PRETRAINED):
+        assert num_outputs is not None, "the weights of a file may be of other classes"
         load_fitting(made, read_backbone_weights(weights), num_outputs=num_outputs, path=weights)
     return made
 
@@ -256,22 +256,12 @@ def is_of_library(name: str) -> bool:
     return name.partition(":")[0] in LIBRARIES
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedNetwork:
-    """A network of a library as it was trained.
-
-    Attributes:
-        module: the network.
-        transform: function that makes its input of an image of Pillow.
-        labels: labels of the classes; None if the library does not know them.
-    """
-
-    module: nn.Module
-    transform: Callable[[Any], Any]
-    labels: tuple[str, ...] | None
+Trained: TypeAlias = tuple[nn.Module, Callable[[Any], Any], tuple[str, ...] | None]
+"""A network as it was trained, the function that makes its input of an image of Pillow, and the labels of its classes,
+None if the library does not know them."""
 
 
-def load_trained_network(name: str, weights: str | None) -> TrainedNetwork:
+def load_trained_network(name: str, weights: str | None) -> Trained:
     """Return a network with trained weights, and with the transform that its library has for them.
 
     Args:
@@ -284,25 +274,15 @@ def load_trained_network(name: str, weights: str | None) -> TrainedNetwork:
     """
     check_backbone(name)
     library, model = _split(name)
-    given = None if weights is None else read_backbone_weights(weights)
-    if given is None:
-        with errors_as(
-            ParamError,
-            f"The network is {name!r}, which {library} cannot create with weights that are fetched from the network",
-            "Where there is none, give weights, the path of a file.",
-        ):
-            if library == "timm":
-                module: nn.Module = _library(library).create_model(model, pretrained=True)
-            else:
-                module = _library("torchvision.models").get_model(model, weights="DEFAULT")
+    if weights is None:
+        module = make_backbone(name, num_outputs=None, weights=PRETRAINED)
     else:
-        assert weights is not None, "they were read"
-        module = _with_all_weights(name, given, weights)
+        module = _with_all_weights(name, read_backbone_weights(weights), weights)
     transform, labels = _recipe(library, model, module)
-    return TrainedNetwork(module=module, transform=transform, labels=labels if given is None else None)
+    return module, transform, labels if weights is None else None
 
 
-def load_timm_folder(folder: str) -> TrainedNetwork:
+def load_timm_folder(folder: str) -> Trained:
     """Return the network in a local folder that ``timm.models.save_for_hf`` wrote, or that was fetched from the hub.
 
     Raises:
@@ -311,8 +291,7 @@ def load_timm_folder(folder: str) -> TrainedNetwork:
     timm = _library("timm")
     with errors_as(ParamError, f"The folder {folder!r} has a network of timm, which cannot load it"):
         module: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    transform, labels = _recipe("timm", "", module)
-    return TrainedNetwork(module=module, transform=transform, labels=labels)
+    return module, *_recipe("timm", "", module)
 
 
 def _with_all_weights(name: str, weights: Mapping[str, Tensor], path: str) -> nn.Module:

@@ -16,7 +16,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -162,22 +162,18 @@ def encoded_size(content: bytes, *, where: str) -> tuple[int, int]:
     return (width, height) if is_turned else (height, width)
 
 
-def decoded(content: bytes, *, where: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """Return an encoded image as ``(height, width, 3)``, rotated as its EXIF data say, without transparency.
+def open_upright(content: bytes, *, where: str, size: tuple[int, int] | None = None) -> Image.Image:
+    """Return an encoded image in red, green and blue, rotated as its EXIF data say, without transparency.
 
     Args:
         content: content of an image file in any format that Pillow reads.
         where: column and row of the image, used in error messages.
-        size: height and width to which it will be resized; a JPEG is decoded no larger than that requires.
+        size: height and width to which it will be resized; a JPEG is decoded no larger than that requires. None for its
+            full size.
 
     Raises:
         DataError: if it cannot be decoded; the message contains ``where`` and says how to find the row.
     """
-    return np.array(open_upright(content, where=where, size=size))
-
-
-def open_upright(content: bytes, *, where: str, size: tuple[int, int] | None = None) -> Image.Image:
-    """Return an encoded image of Pillow as :func:`decoded` returns its pixels; in its full size without ``size``."""
     image = _opened(content, where)
     from PIL import Image, ImageOps
 
@@ -337,7 +333,7 @@ class ImageInputs:
         for index, row in enumerate(rows):
             where = self._where(index)
             if self.kind == "binary":
-                yield decoded(row, where=where, size=self.size)
+                yield np.array(open_upright(row, where=where, size=self.size))
             else:
                 yield in_colours(row, where=where)
 
@@ -371,11 +367,8 @@ class TransformedImages:
 
     column: str
     transform: Callable[[Image.Image], Any]
-
-    @property
-    def imported_when_called(self) -> tuple[str, ...]:
-        """Modules that are imported when images are converted, as serving must install them."""
-        return ("PIL",)
+    imported_when_called: ClassVar = ("PIL",)
+    """Modules that are imported when images are converted, as serving must install them."""
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> Tensor:
         """Return the inputs of a batch.

@@ -16,7 +16,6 @@ from sparkdl.errors import ParamError
 from sparkdl.foreign_errors import errors_as
 from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.decoder import Decoder
-from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.language import (
     END,
     FolderTokenizer,
@@ -24,6 +23,7 @@ from sparkdl.networks.language import (
     num_tokens_of,
 )
 from sparkdl.networks.logits import ATTENTION_TYPES, takes_positions
+from sparkdl.random_state import seeded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

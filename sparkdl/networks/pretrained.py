@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, listed
+from sparkdl.foreign_errors import errors_as
 from sparkdl.model.architecture import evaluating
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.text import checked_texts
@@ -305,18 +306,14 @@ def load_parts(folder: str, loader: str, **options: Any) -> tuple[Any, Any, Mapp
     Raises:
         ParamError: if the folder holds no tokenizer or no such model, or both do not fit together.
     """
-    try:
+    what = f"Param pretrained is {folder!r}, from which transformers loads no tokenizer and {loader[4:]}"
+    advice = "It takes what model.save_pretrained(folder) and tokenizer.save_pretrained(folder) wrote."
+    with errors_as(ParamError, what, advice):
         transformers = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model, loading = getattr(transformers, loader).from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options
         )
-    except Exception as error:
-        raise ParamError(
-            f"Param pretrained is {folder!r}, from which transformers loads no tokenizer and {loader[4:]}: "
-            f"{type(error).__name__}: {str(error).rstrip('.')}. It takes what model.save_pretrained(folder) and "
-            "tokenizer.save_pretrained(folder) wrote."
-        ) from error
     _check_tokenizer(tokenizer, folder)
     _check_tokens(tokenizer, model, folder)
     if tokenizer.pad_token is None:
@@ -372,15 +369,18 @@ def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
 
 def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
     """Check that only layers after the body of a model are newly initialized: the body's weights must be loaded."""
-    # transformers 5 lists both shapes with each name, 4.57 the name alone.
-    mismatched = (key if isinstance(key, str) else key[0] for key in loading["mismatched_keys"])
-    names = {*loading["missing_keys"], *mismatched}
     body = f"{model.base_model_prefix}."
     # Models that were trained to predict words have no pooler, the body's last layer, which precedes the classifier.
-    lacking = sorted(name for name in names if name.startswith(body) and ".pooler." not in name)
+    lacking = [name for name in names_lacking(loading) if name.startswith(body) and ".pooler." not in name]
     if lacking:
         raise ParamError(
             f"Param pretrained is {folder!r}, whose weights are not those of the model in its config.json: "
-            f"missing or of another shape are {', '.join(lacking[:3])}{' and more' if len(lacking) > 3 else ''}. Save "
-            "it again with model.save_pretrained(folder)."
+            f"missing or of another shape are {listed(lacking, 3)}. Save it again with model.save_pretrained(folder)."
         )
+
+
+def names_lacking(loading: Mapping[str, Any]) -> list[str]:
+    """Return the names of the weights that were missing, or of another shape, when transformers loaded a model."""
+    # transformers 5 lists both shapes with each name of another shape, 4.57 the name alone.
+    mismatched = (key if isinstance(key, str) else key[0] for key in loading["mismatched_keys"])
+    return sorted({*loading["missing_keys"], *mismatched})

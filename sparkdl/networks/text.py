@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,8 @@ _JOINERS = "\u200c\u200d"
 class ByteTokenizer:
     """Treats each byte of a text in UTF-8 as a token."""
 
-    @property
-    def num_tokens(self) -> int:
-        """256 bytes, and the tokens for padding and start."""
-        return _FIRST_BYTE + 256
+    num_tokens: ClassVar = _FIRST_BYTE + 256
+    """256 bytes, and the tokens for padding and start."""
 
     def encode(self, text: str, max_length: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the first ``max_length`` bytes of a text."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from sparkdl.networks.pretrained import (
     check_folder,
     fitting_inputs,
     load_parts,
+    names_lacking,
     taken_names,
 )
 
@@ -139,13 +140,13 @@ def load_trained(source: Source, *, column: str, max_length: int, weights: str |
     """
     of_library = is_of_library(source.name)
     if of_library or (weights is None and _is_of_timm(source.name)):
-        trained = load_trained_network(source.name, weights) if of_library else load_timm_folder(source.name)
-        inputs = TransformedImages(column=column, transform=trained.transform)
+        module, transform, labels = (
+            load_trained_network(source.name, weights) if of_library else load_timm_folder(source.name)
+        )
+        inputs = TransformedImages(column=column, transform=transform)
         if source.task == IMAGE_EMBEDDINGS:
-            return TrainedModel(
-                network=without_classifier(trained.module), prepare=inputs, kind="value", labels=None
-            )
-        return TrainedModel(network=trained.module, prepare=inputs, kind="class", labels=trained.labels)
+            return TrainedModel(network=without_classifier(module), prepare=inputs, kind="value", labels=None)
+        return TrainedModel(network=module, prepare=inputs, kind="class", labels=labels)
     if weights is not None:
         raise ParamError(
             f"weights is {weights!r}, which are for a network of timm or torchvision, and {source.name!r} has its own."
@@ -216,7 +217,7 @@ def _load_texts(source: Source, column: str, max_length: int) -> TrainedModel:
     tokenizer, model, loading = load_parts(
         source.name, "AutoModel" if is_embedding else "AutoModelForSequenceClassification"
     )
-    _check_trained(loading, source, spare="pooler." if is_embedding else "\0")
+    _check_trained(loading, source, is_embedding=is_embedding)
     network = (TextEmbedding if is_embedding else PretrainedTextNetwork)(model, taken_names(tokenizer))
     kind, labels = ("value", None) if is_embedding else _classes_of(model.config)
     inputs = fitting_inputs(source.name, tokenizer, network, column=column, wanted=max_length)
@@ -234,7 +235,7 @@ def _load_images(source: Source, column: str) -> TrainedModel:
         processor = transformers.AutoImageProcessor.from_pretrained(source.name, local_files_only=True)
         loader = transformers.AutoModel if is_embedding else transformers.AutoModelForImageClassification
         model, loading = loader.from_pretrained(source.name, local_files_only=True, output_loading_info=True)
-    _check_trained(loading, source, spare="pooler." if is_embedding else "\0")
+    _check_trained(loading, source, is_embedding=is_embedding)
     network: nn.Module = model.float()
     if is_embedding:
         network = ImageEmbedding(network, has_pooler=not loading["missing_keys"])
@@ -268,11 +269,9 @@ def _classes_of(config: Any) -> tuple[PredictionKind, tuple[str, ...] | None]:
     return "class", tuple(str(config.id2label[index]) for index in range(config.num_labels))
 
 
-def _check_trained(loading: Mapping[str, Any], source: Source, spare: str = "\0") -> None:
-    """Check that a folder has all weights of a model, except for those that begin with ``spare``."""
-    # transformers 5 lists both shapes with each name of another shape, 4.57 the name alone.
-    names: Sequence[Any] = [*loading["missing_keys"], *loading["mismatched_keys"]]
-    lacking = sorted(str(name) for name in names if not str(name).startswith(spare))
+def _check_trained(loading: Mapping[str, Any], source: Source, *, is_embedding: bool) -> None:
+    """Check that a folder has all weights of a model; for embeddings, its pooler may be missing."""
+    lacking = [name for name in names_lacking(loading) if not (is_embedding and name.startswith("pooler."))]
     if lacking:
         fit = "ImageClassifier" if source.task == IMAGES else "TextClassifier(pretrained=folder)"
         raise ParamError(

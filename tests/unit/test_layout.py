@@ -62,7 +62,7 @@ LAYERS = {
     "model": "served_model, predictor, independent_rows, named_metrics, export | saved_model, heads, losses | "
     "served_columns | signature, architecture | inputs, padding | program | weights_file",
     "networks": "trained | language_folder, language, generation, logits | adapters | pretrained, backbones | "
-    "decoder | images | initial_weights | standardization | tabular | text | folder_tokens",
+    "decoder | images | standardization | tabular | text | folder_tokens",
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
     "torch_model | start",
     "mlflow": "flavor | pyfunc",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -133,4 +134,4 @@ def test_a_sample_without_a_step_has_known_figures_of_zero() -> None:
 def test_a_snapshot_survives_a_round_trip_through_json() -> None:
     ranks = figures_of({0: sample(0), 1: sample(1)})
     snapshot = Snapshot(name="fit", number=3, at=2.0, began_at=1.0, position={"epoch": 1}, ranks=ranks)
-    assert Snapshot.from_fields(json.loads(json.dumps(snapshot.to_fields()))) == snapshot
+    assert Snapshot.from_fields(json.loads(json.dumps(asdict(snapshot)))) == snapshot

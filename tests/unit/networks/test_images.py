@@ -309,7 +309,7 @@ def test_a_checkpoint_of_timms_training_is_loaded(libraries, tmp_path):
     CheckpointSaver(trained, optimizer, arguments, checkpoint_dir=str(tmp_path)).save_checkpoint(
         1, metric=0.5
     )
-    loaded = load_trained_network(TIMM, str(tmp_path / "model_best.pth.tar")).module.state_dict()
+    loaded = load_trained_network(TIMM, str(tmp_path / "model_best.pth.tar"))[0].state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in trained.state_dict().items())
 
 
@@ -331,7 +331,7 @@ def faulty_weights(tmp_path):
         ("network.pt", r"holds a torch.nn.modules.linear.Linear: it is not unpickled, .*from_module\(model"),
         ("empty.pt", "missing or of another shape"),
         ("list.pt", "does not hold tensors by name"),
-        ("other.pt", r"missing or of another shape: layers.0.weight.* and more; left over: other"),
+        ("other.pt", r"missing or of another shape: layers.0.weight.* more; left over: other"),
     ],
 )
 def test_files_without_weights_of_the_backbone_are_refused(libraries, faulty_weights, file, message):

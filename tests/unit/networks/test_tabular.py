@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.networks.initial_weights import seeded
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
 from sparkdl.networks.tabular import CODES, NUMBERS, TabularInputs, TabularNetwork, category_codes, time_parts
+from sparkdl.random_state import seeded
 
 
 @given(

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from sparkdl.networks.initial_weights import seeded
+from sparkdl.random_state import seeded
 
 NUM_THREADS = 4
 

@@ -126,11 +126,7 @@ def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
         ) from error
     for part in inner.split("."):
         if not hasattr(value, part):
-            names = (
-                [name for name in vars(value) if not name.startswith("_")]
-                if hasattr(value, "__dict__")
-                else []
-            )
+            names = [name for name in dir(value) if not name.startswith("_")]
             raise section.error(f"{module} has no {inner!r}. {suggestion(part, names)}", IMPORT)
         value = getattr(value, part)
     return value, arguments

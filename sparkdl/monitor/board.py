@@ -224,25 +224,24 @@ class Board:
 
 def figures_of(samples: Mapping[int, Mapping[str, Any]]) -> dict[int, RankFigures]:
     """Return the figures of the ranks from their samples, in order of rank."""
-    paces = {rank: pace for rank, sample in samples.items() if (pace := _pace(sample)) is not None}
+    computing_s = {
+        rank: max(0.0, float(sample["seconds"] - sample["reading_s"] - sample["communicating_s"]))
+        for rank, sample in samples.items()
+    }
+    seconds_of_row = {
+        rank: max(computing_s[rank], 1e-9) / sample["rows"]
+        for rank, sample in samples.items()
+        if sample["rows"]
+    }
     slowness = {}
-    for rank, pace in paces.items():
-        others = [other for number, other in paces.items() if number != rank]
+    for rank, seconds in seconds_of_row.items():
+        others = [other for number, other in seconds_of_row.items() if number != rank]
         if others:
-            slowness[rank] = pace / statistics.median(others)
-    return {rank: _figures(samples[rank], slowness.get(rank)) for rank in sorted(samples)}
+            slowness[rank] = seconds / statistics.median(others)
+    return {rank: _figures(samples[rank], computing_s[rank], slowness.get(rank)) for rank in sorted(samples)}
 
 
-def _computing_s(sample: Mapping[str, Any]) -> float:
-    return max(0.0, float(sample["seconds"] - sample["reading_s"] - sample["communicating_s"]))
-
-
-def _pace(sample: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a rank computes for a row; None without rows."""
-    return max(_computing_s(sample), 1e-9) / sample["rows"] if sample["rows"] else None
-
-
-def _figures(sample: Mapping[str, Any], slowness: float | None) -> RankFigures:
+def _figures(sample: Mapping[str, Any], computing_s: float, slowness: float | None) -> RankFigures:
     seconds, link = float(sample["seconds"]), sample["link_bandwidth"]
     tokens, flops = sample["tokens"], sample["flops"]
     return RankFigures(
@@ -254,7 +253,7 @@ def _figures(sample: Mapping[str, Any], slowness: float | None) -> RankFigures:
         peak_flops_per_s=sample["peak_flops"],
         reading=sample["reading_s"] / seconds,
         communicating=sample["communicating_s"] / seconds,
-        computing=_computing_s(sample) / seconds,
+        computing=computing_s / seconds,
         slowness=slowness,
         bandwidth=sample["bus_bandwidth"],
         bandwidth_share=sample["bus_bandwidth"] / link if link else None,

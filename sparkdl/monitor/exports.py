@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -112,16 +112,16 @@ def open_exports(settings: Monitor, log_metrics: Callable[[int, dict[str, float]
         return exports
 
 
+@dataclass(frozen=True)
 class MlflowExport:
     """Logs figures as ``system/fit/<name>`` and ``system/rank_<number>/<name>``."""
 
-    def __init__(self, log_metrics: Callable[[int, dict[str, float]], None]) -> None:
-        self._log_metrics = log_metrics
+    log_metrics: Callable[[int, dict[str, float]], None]
 
     def show(self, snapshot: Snapshot) -> None:
         """Log a snapshot under its number."""
         if figures := flat(snapshot):
-            self._log_metrics(snapshot.number, {f"system/{name}": value for name, value in figures.items()})
+            self.log_metrics(snapshot.number, {f"system/{name}": value for name, value in figures.items()})
 
     def close(self) -> None:
         """Do nothing: the run of MLflow is not the monitor's."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts, parse_rates
+from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -191,19 +192,29 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         return make_cluster("h100" if options.device is None else options.device, **cluster_options)
     import torch
 
-    from sparkdl.planner.measure import measured_cluster
+    from sparkdl.planner.measure import measure_device, measure_link
+    from sparkdl.planner.shape import RECIPES, shape_from_text
 
-    if options.device == "cpu" and torch.cuda.is_available():
+    has_gpu, ranks = torch.cuda.is_available(), options.devices_per_host
+    if options.device == "cpu" and has_gpu:
         raise ParamError(
             "--measure measures the GPU of this machine, and --device names cpu. Set CUDA_VISIBLE_DEVICES= (empty) to "
             "measure its cores."
         )
-    return measured_cluster(
-        options.model,
-        sequence=options.sequence,
-        precision=options.precision,
-        **cluster_options,
-    )
+    shape = shape_from_text(options.model, sequence=options.sequence)
+    precision = options.precision or ("bfloat16" if has_gpu else "float32")
+    if precision not in RECIPES:
+        raise ParamError(f"--precision must be one of {', '.join(RECIPES)}, got {precision!r}.")
+    cores = usable_cores()
+    if not has_gpu and ranks > cores:
+        raise ParamError(
+            f"--measure runs {ranks} ranks at once, and this machine has {cores} cores. Give --devices-per-host "
+            f"{cores}, or fewer."
+        )
+    device = measure_device(shape, RECIPES[precision], ranks=1 if has_gpu else ranks)
+    if options.inside is None and not has_gpu and ranks > 1:
+        cluster_options["inside"] = measure_link(ranks)
+    return make_cluster(device, **cluster_options)
 
 
 def _write(options: argparse.Namespace, content: object) -> None:

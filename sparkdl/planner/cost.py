@@ -7,7 +7,7 @@ attention; :mod:`sparkdl.planner.cluster` has the time of collectives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.planner.memory import StagePart, is_sharded, parameters_of, parts_of_ranks
@@ -119,12 +119,13 @@ def _arithmetic(
     )
 
 
+@dataclass
 class _Overlap:
     """Communication beside arithmetic: how much of it shows, and how much it slows the arithmetic down."""
 
-    def __init__(self) -> None:
-        self.exposed = {"shard": 0.0, "data": 0.0}
-        self.hidden = self.contention = 0.0
+    exposed: dict[str, float] = field(default_factory=lambda: {"shard": 0.0, "data": 0.0})
+    hidden: float = 0.0
+    contention: float = 0.0
 
     def add(self, kind: str, seconds: float, beside: float, link: Link, times: float = 1.0) -> None:
         """Add communication of some seconds beside arithmetic of some seconds, a number of times."""

@@ -13,12 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.cores import usable_cores
-from sparkdl.errors import ParamError
 from sparkdl.host_memory import available_bytes
 from sparkdl.parallel import Parallelism
-from sparkdl.planner.cluster import Cluster, Device, Link, known_gpu, link_of_sums, make_cluster
-from sparkdl.planner.shape import RECIPES, DecoderShape, TrainingRecipe, shape_from_text
+from sparkdl.planner.cluster import Device, Link, known_gpu, link_of_sums
+from sparkdl.planner.shape import DecoderShape, TrainingRecipe
 
 if TYPE_CHECKING:
     from sparkdl.bench.namespaces import Namespace
@@ -35,44 +33,6 @@ _BLOCKS_BYTES = 64 << 20
 
 _TINY = 8
 """Rows, columns and depth of a product whose time is that of its start."""
-
-
-def measured_cluster(
-    model: str,
-    *,
-    sequence: int | None,
-    precision: str | None,
-    devices_per_host: int,
-    inside: str | None,
-    between: float | None,
-    memory_gib: float | None,
-) -> Cluster:
-    """Return a cluster of one host like this machine; arguments are those of ``plan`` and ``make_cluster``.
-
-    Raises:
-        ParamError: if an argument cannot work, or there are fewer cores than ranks.
-        RankError: if a rank failed.
-    """
-    import torch
-
-    shape = shape_from_text(model, sequence=sequence)
-    has_gpu = torch.cuda.is_available()
-    precision = precision or ("bfloat16" if has_gpu else "float32")
-    if precision not in RECIPES:
-        raise ParamError(f"--precision must be one of {', '.join(RECIPES)}, got {precision!r}.")
-    cores = usable_cores()
-    if not has_gpu and devices_per_host > cores:
-        raise ParamError(
-            f"--measure runs {devices_per_host} ranks at once, and this machine has {cores} cores. Give "
-            f"--devices-per-host {cores}, or fewer."
-        )
-    device = measure_device(shape, RECIPES[precision], ranks=1 if has_gpu else devices_per_host)
-    link: Link | str | None = inside
-    if link is None and not has_gpu and devices_per_host > 1:
-        link = measure_link(devices_per_host)
-    return make_cluster(
-        device, devices_per_host=devices_per_host, inside=link, between=between, memory_gib=memory_gib
-    )
 
 
 def measure_device(

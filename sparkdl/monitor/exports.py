@@ -175,11 +175,13 @@ class TensorBoardExport:
 
     def _write(self, snapshot: Snapshot) -> None:
         """Write a snapshot at the step of the fit, or at its own number if there is none."""
-        step = _step_of(snapshot.position) or snapshot.number
+        step, position = snapshot.number, snapshot.position
+        if "steps" in position:
+            step = round((position["epoch"] - 1) * position["steps"] + position["step"])
         for name, value in flat(snapshot).items():
             self._writer.add_scalar(name, value, step, walltime=snapshot.at)
-        if "loss" in snapshot.position:
-            self._writer.add_scalar("fit/loss", snapshot.position["loss"], step)
+        if "loss" in position:
+            self._writer.add_scalar("fit/loss", position["loss"], step)
         self._writer.flush()
 
 
@@ -187,12 +189,6 @@ def _join(thread: threading.Thread) -> None:
     thread.join(_CLOSE_S)
     if thread.is_alive():
         raise TimeoutError(f"it has not ended after {_CLOSE_S:g} s")
-
-
-def _step_of(position: Mapping[str, float]) -> int:
-    if "steps" not in position:
-        return 0
-    return round((position["epoch"] - 1) * position["steps"] + position["step"])
 
 
 class Endpoint:

@@ -16,12 +16,7 @@ from sparkdl.errors import ParamError
 from sparkdl.foreign_errors import errors_as
 from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.decoder import Decoder
-from sparkdl.networks.language import (
-    END,
-    FolderTokenizer,
-    LearnedTokenizer,
-    num_tokens_of,
-)
+from sparkdl.networks.language import END, FolderTokenizer, LearnedTokenizer, num_tokens_of
 from sparkdl.networks.logits import ATTENTION_TYPES, takes_positions
 from sparkdl.random_state import seeded
 
@@ -30,6 +25,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sparkdl.networks.language import LanguageTokenizer, TokenNumbers
+
+
+_NOT_READ = "Param pretrained is {!r}, which holds no causal language model with a tokenizer"
 
 
 def load_language_folder(
@@ -57,7 +55,7 @@ def load_language_folder(
     """
     transformers = _transformers("Param pretrained")
     context = without_weights or nullcontext
-    with _reading_model(folder):
+    with errors_as(ParamError, _NOT_READ.format(folder)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if without_weights is None:
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
@@ -109,11 +107,6 @@ def load_language_folder(
         return wrapped, with_adapters(model, lora_rank)
 
 
-def _reading_model(folder: str) -> AbstractContextManager[None]:
-    what = f"Param pretrained is {folder!r}, which holds no causal language model with a tokenizer"
-    return errors_as(ParamError, what)
-
-
 def why_converted(folder: str) -> str | None:
     """Return why transformers converts the tensors in a folder's files when it loads them; None if it does not.
 
@@ -123,7 +116,7 @@ def why_converted(folder: str) -> str | None:
     transformers = _transformers("Param pretrained")
     if os.path.exists(f"{folder}/adapter_config.json"):
         return "it holds adapters"
-    with _reading_model(folder):
+    with errors_as(ParamError, _NOT_READ.format(folder)):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantized"

@@ -7,6 +7,7 @@ nothing is fetched from the network.
 
 from __future__ import annotations
 
+import bisect
 import importlib
 import importlib.util
 import inspect
@@ -230,20 +231,17 @@ def _longest_text(tokenizer: Any, network: PretrainedTextNetwork, wanted: int) -
     most = min([wanted, *(int(limit) for limit in limits if limit is not None and 0 < limit < _NO_LIMIT)])
     if _failure(tokenizer, network, most) is None:
         return most
-    taken, refused = min(_FEW, most), most
-    failure = _failure(tokenizer, network, taken)
+    few = min(_FEW, most)
+    failure = _failure(tokenizer, network, few)
     if failure is not None:
         raise ParamError(
-            f"The model of Param pretrained failed on the driver with a text of {taken} tokens: "
+            f"The model of Param pretrained failed on the driver with a text of {few} tokens: "
             f"{type(failure).__name__}: {failure}"
         ) from failure
-    while refused - taken > 1:
-        middle = (taken + refused) // 2
-        if _failure(tokenizer, network, middle) is None:
-            taken = middle
-        else:
-            refused = middle
-    return taken
+    more = range(few + 1, most)
+    return few + bisect.bisect_left(
+        more, True, key=lambda length: _failure(tokenizer, network, length) is not None
+    )
 
 
 def _failure(tokenizer: Any, network: PretrainedTextNetwork, num_tokens: int) -> Exception | None:

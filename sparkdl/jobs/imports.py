@@ -42,10 +42,10 @@ def call_named(entry: JobEntry, path: str, around: AbstractContextManager[None])
     Raises:
         JobFileError: if the import or the call fails.
     """
-    value, arguments = _named(entry, path)
+    value, arguments = _resolve(entry, path)
     if callable(value) and not _is_module(value):
         with around:
-            return _called(value, arguments)
+            return _call(value, arguments)
     return _without_arguments(value, arguments)
 
 
@@ -79,9 +79,9 @@ def named_object(
         }
     if not isinstance(value, dict | str) or (takes_names and isinstance(value, str) and ":" not in value):
         return value
-    imported, arguments = _named(entry, path)
+    imported, arguments = _resolve(entry, path)
     if isinstance(imported, type) and makes_instances:
-        return _called(imported, arguments)
+        return _call(imported, arguments)
     if not callable(imported) or _is_module(imported):
         return _without_arguments(imported, arguments)
     keywords = arguments.plain()
@@ -102,7 +102,7 @@ def import_paths(entry: JobEntry) -> list[str]:
     return [value] if isinstance(value, str) and ":" in value else []
 
 
-def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
+def _resolve(entry: JobEntry, path: str) -> tuple[Any, Section]:
     mapping = entry if isinstance(entry.value, dict) else JobEntry({IMPORT: entry}, entry.position)
     section = Section(mapping, path, (IMPORT, ARGUMENTS), entry.position)
     arguments = Section(section.entries.get(ARGUMENTS), f"{path}.{ARGUMENTS}", None, section.position)
@@ -132,7 +132,7 @@ def _named(entry: JobEntry, path: str) -> tuple[Any, Section]:
     return value, arguments
 
 
-def _called(imported: Any, arguments: Section) -> Any:
+def _call(imported: Any, arguments: Section) -> Any:
     keywords = arguments.plain()
     try:
         return imported(**keywords)

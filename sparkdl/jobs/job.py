@@ -65,7 +65,7 @@ class Section:
 
     def string(self, key: str) -> str | None:
         """Return the text of a key; None if it is missing."""
-        text: str | None = self._typed(
+        text: str | None = self._read(
             key, lambda value: isinstance(value, str) and bool(value.strip()), "a text"
         )
         return text
@@ -79,7 +79,7 @@ class Section:
                 for text in ([value] if isinstance(value, str) else value)
             )
 
-        texts: Any = self._typed(key, fits, "a text or a list of texts")
+        texts: Any = self._read(key, fits, "a text or a list of texts")
         if texts is None:
             return ()
         return (texts,) if isinstance(texts, str) else tuple(texts)
@@ -91,7 +91,7 @@ class Section:
         name = ".".join(part for part in (self.path, key) if part)
         return JobFileError(f"{position}: {name}: {message}" if name else f"{position}: {message}")
 
-    def _typed(self, key: str, fits: Callable[[Any], bool], takes: str) -> Any:
+    def _read(self, key: str, fits: Callable[[Any], bool], takes: str) -> Any:
         entry = self.entries.get(key)
         if entry is None:
             return None
@@ -266,10 +266,10 @@ def read_prediction_job(file: Path, overrides: Sequence[Override] = ()) -> Predi
     return PredictionJob(
         file=file,
         data=_source(predict, "predict"),
-        model=_required(
+        model=_require(
             model, predict, "model", "give the output of a training job, or MLflow's URI of a model"
         ),
-        output=_required(output.string(kind), output, kind, "give a path or a name"),
+        output=_require(output.string(kind), output, kind, "give a path or a name"),
         is_table=kind == "table",
         mode=mode,
         columns=predict.strings("columns"),
@@ -304,7 +304,7 @@ def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
         params_position=params.position,
         spark=_spark(_section(job, "spark", ("master", "config"))),
         tracking_uri=tracking.string("uri"),
-        output=_required(job.string("output"), job, "output", "give a path or URL for model and result"),
+        output=_require(job.string("output"), job, "output", "give a path or URL for model and result"),
         code=tuple(file.parent / path for path in job.strings("code")),
         content={key: value for key, value in job.plain().items() if key not in ("spark", "predict")},
     )
@@ -331,7 +331,7 @@ def _section(job: Section, name: str, known: Sequence[str] | None) -> Section:
     return Section(entry, name, known, job.position)
 
 
-def _required(value: str | None, section: Section, key: str, what: str) -> str:
+def _require(value: str | None, section: Section, key: str, what: str) -> str:
     if value is None:
         raise section.error(f"{key} is missing; {what}.")
     return value
@@ -378,7 +378,7 @@ def _model(job: Section) -> JobEntry:
             )
         return entry
     section = _section(job, "model", (IMPORT, ARGUMENTS))
-    name = _required(
+    name = _require(
         section.string(IMPORT), section, IMPORT, "give the import path of the model, as my_models:make_net"
     )
     if ":" not in name:

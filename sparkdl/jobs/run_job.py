@@ -249,7 +249,7 @@ def _has_same_files(checked: _Checked) -> bool:
     return result is not None and checked.files is not None and result.get("files") == checked.files
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -260,7 +260,7 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
         _remove_checkpoints(checkpoints, say)
     say(
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
-        f"{_counted(estimator.getEpochs(), 'epoch')} on {_counted(estimator.getNumWorkers(), 'rank')}."
+        f"{_count_of(estimator.getEpochs(), 'epoch')} on {_count_of(estimator.getNumWorkers(), 'rank')}."
     )
     with (
         models_with_code(loggable(checked.code)),
@@ -272,7 +272,7 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
     try:
         if test is not None:
             result["test"] = _test(model, test)
-            tested = f"; in the test {_shown(result['test'])}"
+            tested = f"; in the test {_show(result['test'])}"
     finally:
         checked.output.write(model, result)
     values = describe_values(model.summary)
@@ -287,10 +287,10 @@ def _test_trained(checked: _Checked, test: DataFrame, say: Say) -> None:
     model = checked.output.model()
     metrics = _test(model, test)
     checked.output.write(model, result | {"test": metrics})
-    say(f"Done: in the test {_shown(metrics)}. {checked.output.url} has the model.")
+    say(f"Done: in the test {_show(metrics)}. {checked.output.url} has the model.")
 
 
-def _shown(metrics: Mapping[str, float]) -> str:
+def _show(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 

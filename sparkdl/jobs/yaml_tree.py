@@ -220,13 +220,13 @@ def apply_overrides(job: JobEntry, overrides: Sequence[Override]) -> JobEntry:
         JobFileError: if an override has a key below a value that is not a mapping.
     """
     for override in overrides:
-        for other in _replaced(override.path):
+        for other in _other_sources(override.path):
             job = _with(job, other, Override(other, JobEntry(None, override.entry.position)))
         job = _with(job, override.path, override)
     return job
 
 
-def _replaced(path: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _other_sources(path: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the paths of the other sources of rows, if the override sets one."""
     if path[:-1] not in (("data",), ("data", "test"), ("predict",)) or path[-1] not in SOURCES:
         return []

@@ -101,7 +101,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         precision: ``"float32"``, or that of the computations: ``"bfloat16"``, ``"float16"`` or ``"float8"``.
     """
     if device.type == "cpu":
-        return _measured(torch.float32 if precision == "float32" else torch.bfloat16)
+        return _measure_products(torch.float32 if precision == "float32" else torch.bfloat16)
     sheet = data_sheet_of(torch.cuda.get_device_name(device))
     if sheet is None:
         return None
@@ -110,7 +110,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return sheet.single if precision == "float32" else sheet.half
 
 
-def _measured(dtype: torch.dtype) -> float:
+def _measure_products(dtype: torch.dtype) -> float:
     left, right = (torch.full((_SIZE, _SIZE), 0.5, dtype=dtype) for _ in range(2))
     out = torch.empty_like(left)
     best_s = float("inf")

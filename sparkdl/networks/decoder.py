@@ -246,12 +246,12 @@ class GroupedAttention(nn.Module):
             layer(hidden).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        query, key = _rotated(query, rotation), _rotated(key, rotation)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
         attended = self.attend(query, key, value, documents) if past is None else past(query, key, value)
         return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # modules return Any
 
 
-def _rotated(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cosine, sine = (part.to(heads.dtype) for part in rotation)
     first, second = heads.chunk(2, dim=-1)
     return heads * cosine + torch.cat([-second, first], dim=-1) * sine

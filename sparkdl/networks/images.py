@@ -156,7 +156,7 @@ def encoded_size(content: bytes, *, where: str) -> tuple[int, int]:
     Raises:
         DataError: if the content is not an image; the message contains ``where``.
     """
-    image = _opened(content, where)
+    image = _open(content, where)
     width, height = image.size
     is_turned = image.getexif().get(0x0112, 1) >= 5  # EXIF's orientations from 5 on lie on their side
     return (width, height) if is_turned else (height, width)
@@ -174,7 +174,7 @@ def open_upright(content: bytes, *, where: str, size: tuple[int, int] | None = N
     Raises:
         DataError: if it cannot be decoded; the message contains ``where`` and says how to find the row.
     """
-    image = _opened(content, where)
+    image = _open(content, where)
     from PIL import Image, ImageOps
 
     try:
@@ -188,7 +188,7 @@ def open_upright(content: bytes, *, where: str, size: tuple[int, int] | None = N
             upright = Image.fromarray(grey)
         return upright.convert("RGB")
     except Exception as error:
-        raise _broken(content, where, error) from error
+        raise _error_of(content, where, error) from error
 
 
 def in_colours(pixels: npt.NDArray[np.uint8], *, where: str) -> npt.NDArray[np.uint8]:
@@ -226,12 +226,12 @@ def brought_to(images: npt.NDArray[Any], size: tuple[int, int], mode: str = "cro
         scale = max(size[0] / height, size[1] / width)
         scaled = max(size[0], round(height * scale)), max(size[1], round(width * scale))
     if scaled != (height, width):
-        images = _scaled(images, scaled)
+        images = _scale(images, scaled)
     top, left = (scaled[0] - size[0]) // 2, (scaled[1] - size[1]) // 2
     return images[..., top : top + size[0], left : left + size[1]]
 
 
-def _scaled(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+def _scale(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
     # As floats: torch 2.13 fails with an internal error on some batches of bytes that are a pixel wide.
     batch = torch.from_numpy(images.reshape(-1, *images.shape[-3:]).astype(np.float32))
     scaled = torch.nn.functional.interpolate(batch, size, mode="bilinear", antialias=True)
@@ -240,7 +240,7 @@ def _scaled(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]
     return scaled.numpy().reshape(*images.shape[:-2], *size)
 
 
-def _opened(content: bytes, where: str) -> Image.Image:
+def _open(content: bytes, where: str) -> Image.Image:
     try:
         from PIL import Image
     except ImportError as error:
@@ -251,10 +251,10 @@ def _opened(content: bytes, where: str) -> Image.Image:
     try:
         return Image.open(io.BytesIO(content))
     except Exception as error:
-        raise _broken(content, where, error) from error
+        raise _error_of(content, where, error) from error
 
 
-def _broken(content: bytes, where: str, error: Exception) -> DataError:
+def _error_of(content: bytes, where: str, error: Exception) -> DataError:
     digest = hashlib.sha256(content).hexdigest()
     starts = f", which begin with {bytes(content[:8])!r}" if content else ""
     return DataError(
@@ -377,7 +377,7 @@ class TransformedImages:
             DataError: if a row is not an image, or the transform fails or makes inputs of several shapes.
         """
         inputs = [
-            self._transformed(row, f"column {self.column!r}, row {index} of its batch,")
+            self._transform(row, f"column {self.column!r}, row {index} of its batch,")
             for index, row in enumerate(columns[self.column])
         ]
         shapes = {tuple(array.shape) for array in inputs}
@@ -389,7 +389,7 @@ class TransformedImages:
             )
         return torch.stack(inputs)
 
-    def _transformed(self, row: Any, where: str) -> Tensor:
+    def _transform(self, row: Any, where: str) -> Tensor:
         if isinstance(row, np.ndarray) and row.ndim == 3:
             from PIL import Image
 
@@ -433,11 +433,11 @@ class ImageAugmentation:
             mirrored = np.random.random(len(images)) < 0.5
             images = np.where(mirrored[:, None, None, None], images[..., ::-1], images)
         if self.crops:
-            images = _moved(images)
+            images = _move(images)
         return {**arrays, self.column: images}
 
 
-def _moved(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _move(images: npt.NDArray[Any]) -> npt.NDArray[Any]:
     height, width = images.shape[2:]
     vertical, horizontal = (max(1, round(side / _MOVED_BY)) for side in (height, width))
     margins = [(0, 0), (0, 0), (vertical, vertical), (horizontal, horizontal)]

@@ -53,11 +53,11 @@ def _masks(config: Any, documents: Tensor) -> Tensor | dict[str, Tensor]:
     seen = (documents[:, None, :, None] == documents[:, None, None, :]) & pairs
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is None or window >= length:
-        return _added(seen)
+        return _to_mask(seen)
     types = set(getattr(config, "layer_types", None) or ["sliding_attention"])
-    masks = {"full_attention": _added(seen), "sliding_attention": _added(seen & pairs.triu(1 - window))}
+    masks = {"full_attention": _to_mask(seen), "sliding_attention": _to_mask(seen & pairs.triu(1 - window))}
     return masks if len(types) > 1 else masks[types.pop()]
 
 
-def _added(seen: Tensor) -> Tensor:
+def _to_mask(seen: Tensor) -> Tensor:
     return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)

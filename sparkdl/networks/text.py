@@ -178,11 +178,11 @@ class _Layer(nn.Module):
 
     def forward(self, states: Tensor, is_token: Tensor) -> Tensor:
         """Return states ``(rows, tokens, size)`` of the same shape."""
-        states = states + self.dropout(self._attended(self.attention_norm(states), is_token))
+        states = states + self.dropout(self._attend(self.attention_norm(states), is_token))
         changed: Tensor = states + self.dropout(self.inner(states))
         return changed
 
-    def _attended(self, states: Tensor, is_token: Tensor) -> Tensor:
+    def _attend(self, states: Tensor, is_token: Tensor) -> Tensor:
         rows, tokens, size = states.shape
         in_heads = self.attention_in(states).view(rows, tokens, 3, self.num_heads, size // self.num_heads)
         queries, keys, values = in_heads.permute(2, 0, 3, 1, 4)

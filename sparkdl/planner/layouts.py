@@ -339,7 +339,7 @@ def _best_of(task: _Question, cluster: Cluster, sizes: Parallelism) -> Layout | 
         if best is not None and options.recompute and sizes.pipeline == 1 and best.passes == passes_of[0][1]:
             break
         for rows, passes in passes_of:
-            layout = _estimated(task, cluster, options, rows, passes)
+            layout = _estimate(task, cluster, options, rows, passes)
             if layout is None or not task.freedom.suits(options):
                 continue
             if best is None or layout.time.total < best.time.total:
@@ -430,9 +430,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // divisor for divisor in small)})
 
 
-def _estimated(
-    task: _Question, cluster: Cluster, sizes: Parallelism, rows: int, passes: int
-) -> Layout | None:
+def _estimate(task: _Question, cluster: Cluster, sizes: Parallelism, rows: int, passes: int) -> Layout | None:
     """The layout with its memory and time; None if it does not fit."""
     shape, recipe, batch = task.shape, task.recipe, task.batch_on(cluster)
     needed = _memory(task, cluster, sizes, rows, passes)

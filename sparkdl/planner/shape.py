@@ -400,13 +400,13 @@ def shape_of_config(
             f"{name} is a mixture of experts ({experts[0]} {config[experts[0]]}), which the planner does not know. "
             "Plan for a dense model of the same size."
         )
-    found: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         field: next((config[key] for key in keys if config.get(key) is not None), None)
         for field, keys in _KEYS.items()
     }
-    found["sequence"] = found["sequence"] if sequence is None else sequence
+    sizes["sequence"] = sizes["sequence"] if sequence is None else sequence
     missing = [
-        field for field in ("vocabulary", "width", "layers", "heads", "sequence") if found[field] is None
+        field for field in ("vocabulary", "width", "layers", "heads", "sequence") if sizes[field] is None
     ]
     if missing:
         raise ParamError(
@@ -421,11 +421,11 @@ def shape_of_config(
         )
     if kind == "falcon":
         many = config.get("num_kv_heads") if config.get("new_decoder_architecture") else None
-        found["key_heads"] = many or (1 if config.get("multi_query", True) else None)
+        sizes["key_heads"] = many or (1 if config.get("multi_query", True) else None)
     plain = kind in _WITHOUT_GATES
     tied = config.get("tie_word_embeddings")
     return DecoderShape(
-        **found,
+        **sizes,
         name=name,
         is_gated=not plain,
         has_biases=plain,

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.errors import JobFileError
 from sparkdl.jobs.imports import code_files, importable
-from sparkdl.jobs.job import SOURCES, read_job
+from sparkdl.jobs.job import SOURCES, read_job, read_prediction_job
 from sparkdl.jobs.make_estimator import make_estimator
 from sparkdl.jobs.yaml_tree import SECTIONS, read_override
 
@@ -41,6 +41,8 @@ def test_jobs_in_the_docs_are_valid(tmp_path):
     to_try = make(tmp_path, number=1)
     assert type(to_try).__name__ == "TorchClassifier"
     assert to_try.getFeaturesCol() == "x"
+    prediction = read_prediction_job(tmp_path / "job.yaml")
+    assert (prediction.data.kind, prediction.output) == ("sql", "scored-numbers")
 
 
 def test_every_key_is_in_the_docs():

@@ -12,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import torch
@@ -344,30 +343,11 @@ def _split(name: str) -> tuple[str, str]:
 
 def _library(module: str) -> Any:
     name = module.partition(".")[0]
-    try:
+    packages = "torchvision" if name == "torchvision" else f"torchvision {name}"  # timm imports torchvision
+    advice = f"Install it on driver and executors, in the version for their torch: pip install {packages}"
+    # A torchvision for another torch fails with RuntimeError.
+    with errors_as(ParamError, f"The network is of {name}, which cannot be imported here", advice):
         return importlib.import_module(module)
-    except ImportError as error:
-        # For timm, the missing module may be torchvision.
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        lacking = (missing or name).partition(".")[0]
-        raise ParamError(
-            f"The network is of {name}, which cannot be imported here: {error}. Install {lacking} on driver and "
-            f"executors, in the version for their torch: pip install {lacking}"
-        ) from error
-    except Exception as error:  # a torchvision for another torch fails with RuntimeError
-        failed = _failed_library(error) or name
-        what = "which" if failed == name else f"which imports {failed}, and that"
-        raise ParamError(
-            f"The network is of {name}, {what} is installed and fails when it is imported: {type(error).__name__}: "
-            f"{error}. {failed} may be made for another version or build of torch: install the one for yours."
-        ) from error
-
-
-def _failed_library(error: Exception) -> str | None:
-    """The innermost library in the traceback of an exception that was raised while a module was imported, or None."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    libraries = [module.partition(".")[0] for module in modules]
-    return next((library for library in reversed(libraries) if library in LIBRARIES), None)
 
 
 def _names(library: str) -> list[str]:

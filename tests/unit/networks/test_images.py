@@ -362,24 +362,27 @@ def test_a_backbone_that_its_library_does_not_make_is_named(libraries, name, rea
         make_backbone(f"timm:{name}", num_outputs=2, weights="pretrained")
 
 
-def test_missing_and_broken_libraries_have_different_errors(tmp_path, monkeypatch):
+def test_missing_and_broken_libraries_are_named_with_what_to_install(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("torchvision", "timm"):
         monkeypatch.setitem(sys.modules, name, None)  # makes monkeypatch remove what the test imports
-    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install timm"):
+    with pytest.raises(
+        ParamError, match=r"timm, which cannot be imported here: ModuleNotFoundError: .* timm$"
+    ):
         check_backbone(TIMM)
     # A broken installation of both, found before the installed libraries.
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "timm.py").write_text("import torchvision\n")
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator does not exist')\n")
     del sys.modules["timm"]
-    with pytest.raises(ParamError, match=r"timm, which cannot be imported here: .* pip install torchvision"):
+    with pytest.raises(
+        ParamError, match=r"No.*torchvision.*version for their torch: pip install torchvision"
+    ):
         check_backbone(TIMM)
     del sys.modules["torchvision"]
-    for name, what in (
-        (TORCHVISION, "torchvision, which"),
-        (TIMM, "timm, which imports torchvision, and that"),
-    ):
-        with pytest.raises(ParamError, match=f"is of {what} is installed .* RuntimeError: operator"):
+    for name in (TORCHVISION, TIMM):
+        with pytest.raises(
+            ParamError, match=r"cannot be imported here: RuntimeError: operator .* torchvision"
+        ):
             check_backbone(name)

@@ -73,7 +73,6 @@ from sparkdl.networks.language import (
     LanguageTokenizer,
     PromptInputs,
     TextModel,
-    TokenInputs,
     TokenNumbers,
     learn_tokenizer,
     num_tokens_of,
@@ -304,7 +303,15 @@ def text_model(
     inputs = ModelInputs(
         columns=(_column(column, takes_tokens=takes_tokens),),
         inputs=(ModelInput(name="tokens", dtype="int64"), ModelInput(name="lengths", dtype="int64")),
-        prepare=_inputs(module, column, takes_tokens=takes_tokens),
+        prepare=PromptInputs(
+            column=column,
+            tokenizer=tokenizer,
+            num_tokens=module.num_tokens,
+            takes_tokens=takes_tokens,
+            # A log-likelihood is computed in windows, over all tokens.
+            max_length=None if answer == "logLikelihood" else max_length,
+            from_end=continues,
+        ),
     )
     outputs = (ModelOutput(name=answer, kind=kind, shape=shape),)
     return SavedModel(module, ModelSignature(inputs=inputs, outputs=outputs))
@@ -314,23 +321,6 @@ def _column(name: str, *, takes_tokens: bool) -> Column:
     if takes_tokens:
         return Column(name=name, dtype="object", kind="ragged", lengths=(None,), element=("number", "int64"))
     return Column(name=name, dtype="object", kind="string")
-
-
-def _inputs(model: TextModel, column: str, *, takes_tokens: bool) -> PromptInputs | TokenInputs:
-    # A log-likelihood is computed in windows, over all tokens.
-    max_length = None if model.answer == "logLikelihood" else model.max_length
-    from_end = model.answer == "continuation"
-    if takes_tokens:
-        return TokenInputs(
-            column=column,
-            num_tokens=model.num_tokens,
-            end=model.tokenizer.end,
-            max_length=max_length,
-            from_end=from_end,
-            before=model.tokenizer.before,
-        )
-    assert not isinstance(model.tokenizer, TokenNumbers), "without a tokenizer, the input is token arrays"
-    return PromptInputs(column=column, tokenizer=model.tokenizer, max_length=max_length, from_end=from_end)
 
 
 @with_arguments(SharedArguments)

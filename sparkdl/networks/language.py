@@ -309,17 +309,21 @@ ANSWERS = ("continuation", "logLikelihood", "embedding")
 
 @dataclass(frozen=True, kw_only=True)
 class PromptInputs:
-    """Converts texts to tokens for :class:`TextModel`; saved with the model.
+    """Converts texts, or arrays of their tokens, to tokens for :class:`TextModel`; saved with the model.
 
     Attributes:
-        column: name of the column of texts.
-        tokenizer: tokenizer of the model.
+        column: name of the column.
+        tokenizer: tokenizer of the model, or its token numbers if it has none.
+        num_tokens: number of tokens of the model.
+        takes_tokens: whether the column holds arrays of tokens.
         max_length: maximum number of tokens that are kept of a text; None for all.
         from_end: whether the last tokens of a longer text are kept instead of the first ones.
     """
 
     column: str
-    tokenizer: LanguageTokenizer
+    tokenizer: LanguageTokenizer | TokenNumbers
+    num_tokens: int
+    takes_tokens: bool
     max_length: int | None
     from_end: bool
 
@@ -327,57 +331,44 @@ class PromptInputs:
         """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
 
         They are the tokens that the tokenizer makes of a text, with those around it; none follow a text that is
-        continued. A text without any token gets the end token.
+        continued. An array gets the tokens before every text, unless it begins with them. A text without any token gets
+        the end token.
 
         Raises:
-            DataError: if a row does not hold a text.
+            DataError: if a row holds no text, or a number that is not a token, or is empty and there is no end token.
         """
+        rows, before = columns[self.column], self.tokenizer.before
+        texts = list(map(self._of_array, rows)) if self.takes_tokens else self._of_texts(rows)
+        if self.max_length is not None and self.from_end:
+            texts = [last_tokens(list(text), self.max_length, before) for text in texts]
+        elif self.max_length is not None:
+            texts = [text[: self.max_length] for text in texts]
+        lengths = np.array([len(text) for text in texts], np.int64)
+        padded = np.zeros((len(texts), int(lengths.max(initial=1))), np.int64)
+        for row, text in zip(padded, texts, strict=True):
+            row[: len(text)] = text
+        return {"tokens": padded, "lengths": lengths}
+
+    def _of_texts(self, rows: npt.NDArray[Any]) -> list[Tokens]:
+        assert not isinstance(self.tokenizer, TokenNumbers), "without a tokenizer, the column holds tokens"
         before, after = self.tokenizer.before, () if self.from_end else self.tokenizer.after
-        tokens = [
+        return [
             [*before, *self.tokenizer.encode(text), *after] or [self.tokenizer.end]
-            for text in checked_texts(columns[self.column], self.column)
+            for text in checked_texts(rows, self.column)
         ]
-        return _prompts(tokens, self.max_length, before, from_end=self.from_end)
 
-
-@dataclass(frozen=True, kw_only=True)
-class TokenInputs:
-    """Pads token arrays for :class:`TextModel`; saved with the model.
-
-    Attributes:
-        column: name of the column of token arrays.
-        num_tokens: size of the vocabulary.
-        end: token in place of a text without tokens; None if there is none.
-        max_length: maximum number of tokens that are kept of a text; None for all.
-        from_end: whether the last tokens of a longer text are kept instead of the first ones.
-        before: tokens before a text that does not begin with them.
-    """
-
-    column: str
-    num_tokens: int
-    end: int | None
-    max_length: int | None
-    from_end: bool
-    before: tuple[int, ...] = ()
-
-    def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
-        """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
-
-        Raises:
-            DataError: if a row holds a number that is not a token, or is empty and there is no end token.
-        """
-        texts = []
-        for row in columns[self.column]:
-            tokens = np.asarray(row, np.int64) if len(row) else np.empty(0, np.int64)
-            check_tokens(tokens, self.num_tokens, self.column)
-            tokens = np.asarray(framed(tokens, self.before, None), np.int64)
-            if not len(tokens) and self.end is None:
-                raise DataError(
-                    f"Column {self.column!r} holds an array without tokens, and the model has no end-of-text token "
-                    "to begin with. Leave those rows out."
-                )
-            texts.append(tokens if len(tokens) else np.array([self.end]))
-        return _prompts(texts, self.max_length, self.before, from_end=self.from_end)
+    def _of_array(self, row: Any) -> Tokens:
+        tokens = np.asarray(row, np.int64) if len(row) else np.empty(0, np.int64)
+        check_tokens(tokens, self.num_tokens, self.column)
+        text = framed(tokens, self.tokenizer.before, None)
+        if len(text):
+            return text
+        if self.tokenizer.end is None:
+            raise DataError(
+                f"Column {self.column!r} holds an array without tokens, and the model has no end-of-text token to "
+                "begin with. Leave those rows out."
+            )
+        return [self.tokenizer.end]
 
 
 def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: str) -> None:
@@ -392,24 +383,6 @@ def check_tokens(tokens: npt.NDArray[np.integer[Any]], num_tokens: int, column: 
             f"Column {column!r} holds the token {wrong[0]}, and there are {num_tokens} tokens, from 0 to "
             f"{num_tokens - 1}."
         )
-
-
-def _prompts(
-    texts: Sequence[Tokens],
-    max_length: int | None,
-    before: tuple[int, ...],
-    *,
-    from_end: bool,
-) -> dict[str, npt.NDArray[np.int64]]:
-    if max_length is not None and from_end:
-        texts = [last_tokens(list(text), max_length, before) for text in texts]
-    elif max_length is not None:
-        texts = [text[:max_length] for text in texts]
-    lengths = np.array([len(text) for text in texts], np.int64)
-    padded = np.zeros((len(texts), int(lengths.max(initial=1))), np.int64)
-    for row, text in zip(padded, texts, strict=True):
-        row[: len(text)] = text
-    return {"tokens": padded, "lengths": lengths}
 
 
 class TextModel(nn.Module):

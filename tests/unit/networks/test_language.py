@@ -23,7 +23,6 @@ from sparkdl.networks.language import (
     PromptInputs,
     TextModel,
     TextPacker,
-    TokenInputs,
     TokenNumbers,
     as_bytes,
     learn_tokenizer,
@@ -114,7 +113,12 @@ def test_loss_of_packed_rows_equals_the_loss_of_the_single_texts(tokenizer, deco
 def ask(decoder, tokenizer, answer, texts, **generation):
     model = TextModel(decoder, tokenizer, answer=answer, generation=Generation(**generation), max_length=32)
     inputs = PromptInputs(
-        column="text", tokenizer=tokenizer, max_length=32, from_end=answer == "continuation"
+        column="text",
+        tokenizer=tokenizer,
+        num_tokens=model.num_tokens,
+        takes_tokens=False,
+        max_length=32,
+        from_end=answer == "continuation",
     )
     given = inputs({"text": np.array(texts, object)})
     with torch.inference_mode():
@@ -196,7 +200,10 @@ def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder, 
     ("row", "end", "words"), [([1, 7], None, "the token 7, and there are 7"), ([], None, "without tokens")]
 )
 def test_arrays_without_valid_tokens_are_refused(row, end, words):
-    inputs = TokenInputs(column="t", num_tokens=7, end=end, max_length=4, from_end=True)
+    tokenizer = TokenNumbers(7, end)
+    inputs = PromptInputs(
+        column="t", tokenizer=tokenizer, num_tokens=7, takes_tokens=True, max_length=4, from_end=True
+    )
     column = np.empty(1, object)
     column[0] = np.array(row, np.int64)
     with pytest.raises(DataError, match=words):

@@ -169,6 +169,9 @@ class TrainingJob:
         output: path or URL of the folder for model and result.
         code: files and folders of Python code that driver and ranks import from.
         content: the whole job, as JSON can hold it, without ``spark`` and ``predict``, in which equal jobs may differ.
+        estimator: name of the estimator's class.
+        log_format: format of the job's log, ``json`` or ``text``, before the estimator has checked it.
+        entries: entries that may name objects by import paths.
     """
 
     file: Path
@@ -182,21 +185,9 @@ class TrainingJob:
     output: str
     code: tuple[Path, ...]
     content: dict[str, Any]
-
-    @property
-    def estimator(self) -> str:
-        """Name of the estimator's class."""
-        return self.model.value if isinstance(self.model.value, str) else "TorchEstimator"
-
-    @property
-    def log_format(self) -> str:
-        """Format of the job's log, before the estimator has checked it."""
-        return "json" if "logFormat" in self.params and self.params["logFormat"].value == "json" else "text"
-
-    @property
-    def entries(self) -> tuple[JobEntry, ...]:
-        """The entries that may name objects by import paths."""
-        return (self.model, *self.params.values())
+    estimator: str
+    log_format: str
+    entries: tuple[JobEntry, ...]
 
 
 WRITE_MODES = ("error", "overwrite", "append")
@@ -295,18 +286,24 @@ def read_job(file: Path, overrides: Sequence[Override] = ()) -> TrainingJob:
     params = _section(job, "params", None)
     tracking = _section(job, "tracking", (*PARAMS_OF_TRACKING, "uri"))
     registry = _section(job, "registry", tuple(PARAMS_OF_REGISTRY))
+    source, test, model = _source(data, "data"), _test(data), _model(job)
+    values = _params(params, data, tracking, registry)
+    is_json = "logFormat" in values and values["logFormat"].value == "json"
     return TrainingJob(
         file=file,
-        data=_source(data, "data"),
-        test=_test(data),
-        model=_model(job),
-        params=_params(params, data, tracking, registry),
+        data=source,
+        test=test,
+        model=model,
+        params=values,
         params_position=params.position,
         spark=_spark(_section(job, "spark", ("master", "config"))),
         tracking_uri=tracking.string("uri"),
         output=_require(job.string("output"), job, "output", "give a path or URL for model and result"),
         code=tuple(file.parent / path for path in job.strings("code")),
         content={key: value for key, value in job.plain().items() if key not in ("spark", "predict")},
+        estimator=model.value if isinstance(model.value, str) else "TorchEstimator",
+        log_format="json" if is_json else "text",
+        entries=(model, *values.values()),
     )
 
 

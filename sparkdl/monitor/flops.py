@@ -21,17 +21,13 @@ from sparkdl.gpus import data_sheet_of
 aten = torch.ops.aten
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, query, key, value))
-
-
 _ON_CPU = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
+        query, key, value
+    ),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, query, key, value, *_, **__: (
+        sdpa_backward_flop_count(gradient, query, key, value)
+    ),
 }
 """Attention on CPU, for which torch has no formula."""
 

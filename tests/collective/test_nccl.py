@@ -218,10 +218,6 @@ def test_library_is_taken_from_the_path_that_is_given() -> None:
 
 
 ARGUMENTS = {
-    "host": ("ParamError", "on a device of DLPack type 1"),
-    "nothing": ("ParamError", "got list"),
-    "sliced": ("ParamError", "not C-contiguous"),
-    "read-only": ("ParamError", "read-only"),
     "unknown memory": ("ParamError", "the input is not in memory that CUDA knows"),
     "other gpu": ("ParamError", "is in memory of GPU"),
     "blocks": ("ParamError", "3 ranks: 12 float32, got 4 float32"),

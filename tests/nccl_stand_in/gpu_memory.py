@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.collective.buffers import DeviceArray
+
 
 @cache
 def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-class GpuArray:
-    """An array in memory of a GPU, which describes itself as CuPy's arrays do."""
+class GpuArray(DeviceArray):
+    """An array in memory of a GPU, for which NCCL finds out the GPU."""
 
     def __init__(self, values: Any, gpu: int, dtype: Any = None) -> None:
         source = np.ascontiguousarray(values, dtype)
@@ -24,27 +26,18 @@ class GpuArray:
         call("cuCtxPushCurrent_v2", context)
         call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(1, source.nbytes)))
         call("cuCtxPopCurrent_v2", ctypes.byref(context))
-        self.pointer, self.shape, self.dtype = pointer.value, source.shape, source.dtype
-        self.is_read_only = False
-        self.strides: tuple[int, ...] | None = None
+        assert pointer.value is not None
+        super().__init__(
+            pointer=pointer.value, count=source.size, dtype=source.dtype.name, owner=source.shape
+        )
         self.host[...] = source
 
     @property
     def host(self) -> np.ndarray:
         """The same memory as a NumPy array."""
-        size = int(np.prod(self.shape)) * self.dtype.itemsize
-        memory = (ctypes.c_byte * size).from_address(self.pointer)
-        return np.frombuffer(memory, self.dtype).reshape(self.shape)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "typestr": self.dtype.str,
-            "data": (self.pointer, self.is_read_only),
-            "strides": self.strides,
-            "version": 3,
-        }
+        shape: Any = self.owner
+        memory = (ctypes.c_byte * (self.count * np.dtype(self.dtype).itemsize)).from_address(self.pointer)
+        return np.frombuffer(memory, self.dtype).reshape(shape)
 
 
 def new_stream() -> int:

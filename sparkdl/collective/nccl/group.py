@@ -1,7 +1,7 @@
 """Groups of ranks with one GPU each that communicate by NCCL.
 
-Arrays are in GPU memory, of any library with ``__dlpack__`` or ``__cuda_array_interface__``; streams are integers. A
-batch holds the operations that NCCL runs together.
+Arrays in GPU memory are described by :class:`~sparkdl.collective.buffers.DeviceArray`; streams are integers. A batch
+holds the operations that NCCL runs together.
 
 The communicator over which a group was opened supplies what NCCL does not report: which rank died, and which one
 aborted and why. The two fail together. NCCL detects late or never that another rank has died, and cannot name it; the
@@ -10,22 +10,23 @@ communicator does both. Aborting NCCL affects only the rank that aborts; the com
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from sparkdl._native import NcclOperation
-from sparkdl.collective.buffers import DeviceArray, device_array, item_bytes
+from sparkdl.collective.buffers import item_bytes
 from sparkdl.collective.watch import Watch
-from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, ParamError
+from sparkdl.errors import CommunicatorError, ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from sparkdl._native import NcclCommunicator
-    from sparkdl.collective.communicator import Array, Communicator
+    from sparkdl.collective.buffers import DeviceArray
+    from sparkdl.collective.communicator import Communicator
 
 
 Result = TypeVar("Result")
@@ -40,10 +41,9 @@ class NcclBatch:
 
         group.batch().send(mine, to=1).recv(theirs, source=1).run(stream=stream)
 
-    Arrays are C-contiguous and in memory of the group's GPU (see :mod:`sparkdl.collective.buffers`). All element
-    types can be moved. NCCL reduces float16, bfloat16, float32, float64, int8, int32, int64 and their unsigned forms;
-    the sum of bools is their logical "or", the product their logical "and". NCCL decides the type in which it
-    accumulates, which may be the element type.
+    Arrays are in memory of the group's GPU. All element types can be moved. NCCL reduces float16, bfloat16, float32,
+    float64, int8, int32, int64 and their unsigned forms; the sum of bools is their logical "or", the product their
+    logical "and". NCCL decides the type in which it accumulates, which may be the element type.
     """
 
     def __init__(self, group: NcclGroup) -> None:
@@ -51,82 +51,48 @@ class NcclBatch:
         self._operations: list[NcclOperation] = []
         self._arrays: list[DeviceArray] = []
 
-    def allreduce(self, array: Array, *, op: str = "sum", prescale: float = 1.0) -> NcclBatch:
+    def allreduce(self, array: DeviceArray, *, op: str = "sum", prescale: float = 1.0) -> NcclBatch:
         """Reduce ``array`` over all ranks, in place. ``prescale`` multiplies the inputs of a sum or an average."""
-        taken = self._take(array, writes=True)
-        dtype, op, factor = self._reduction(taken, op, prescale)
-        return self._add(
-            NcclOperation.allreduce(taken.pointer, taken.pointer, taken.count, dtype, op, factor)
-        )
+        dtype, op, factor = self._reduction(array, op, prescale)
+        operation = NcclOperation.allreduce(array.pointer, array.pointer, array.count, dtype, op, factor)
+        return self._add(operation, array)
 
     def reduce_scatter(
-        self, array: Array, out: Array, *, op: str = "sum", prescale: float = 1.0
+        self, array: DeviceArray, out: DeviceArray, *, op: str = "sum", prescale: float = 1.0
     ) -> NcclBatch:
         """Reduce ``array``, one block like ``out`` per rank, over all ranks; rank r gets block r in ``out``."""
-        taken, block = self._take(array), self._take(out, writes=True)
-        self._check_blocks(taken, block, "array", "out")
-        dtype, op, factor = self._reduction(taken, op, prescale)
-        return self._add(
-            NcclOperation.reduce_scatter(taken.pointer, block.pointer, block.count, dtype, op, factor)
-        )
+        self._check_blocks(array, out, "array", "out")
+        dtype, op, factor = self._reduction(array, op, prescale)
+        operation = NcclOperation.reduce_scatter(array.pointer, out.pointer, out.count, dtype, op, factor)
+        return self._add(operation, array, out)
 
-    def reduce(self, array: Array, *, root: int, op: str = "sum", prescale: float = 1.0) -> NcclBatch:
+    def reduce(self, array: DeviceArray, *, root: int, op: str = "sum", prescale: float = 1.0) -> NcclBatch:
         """Reduce ``array`` over all ranks into the ``array`` of rank ``root``; other ranks keep their elements."""
-        taken = self._take(array, writes=self._group.rank == root)
-        dtype, op, factor = self._reduction(taken, op, prescale)
-        return self._add(
-            NcclOperation.reduce(taken.pointer, taken.pointer, taken.count, dtype, root, op, factor)
-        )
+        dtype, op, factor = self._reduction(array, op, prescale)
+        operation = NcclOperation.reduce(array.pointer, array.pointer, array.count, dtype, root, op, factor)
+        return self._add(operation, array)
 
-    def allgather(self, array: Array, out: Array) -> NcclBatch:
+    def allgather(self, array: DeviceArray, out: DeviceArray) -> NcclBatch:
         """Put the ``array`` of every rank, all of one size, into ``out``, in order of rank."""
-        block, taken = self._take(array), self._take(out, writes=True)
-        self._check_blocks(taken, block, "out", "array")
-        num_bytes = block.count * item_bytes(block.dtype)
-        return self._add(NcclOperation.allgather(block.pointer, taken.pointer, num_bytes, "uint8"))
+        self._check_blocks(out, array, "out", "array")
+        num_bytes = array.count * item_bytes(array.dtype)
+        return self._add(NcclOperation.allgather(array.pointer, out.pointer, num_bytes, "uint8"), array, out)
 
-    def broadcast(self, array: Array, *, root: int) -> NcclBatch:
+    def broadcast(self, array: DeviceArray, *, root: int) -> NcclBatch:
         """Copy the ``array`` of rank ``root`` into the ``array`` of every other rank."""
-        taken = self._take(array, writes=self._group.rank != root)
-        num_bytes = taken.count * item_bytes(taken.dtype)
-        return self._add(NcclOperation.broadcast(taken.pointer, taken.pointer, num_bytes, "uint8", root))
+        num_bytes = array.count * item_bytes(array.dtype)
+        operation = NcclOperation.broadcast(array.pointer, array.pointer, num_bytes, "uint8", root)
+        return self._add(operation, array)
 
-    def send(self, array: Array, *, to: int) -> NcclBatch:
+    def send(self, array: DeviceArray, *, to: int) -> NcclBatch:
         """Send ``array`` to rank ``to``, which must ``recv`` the same number of bytes; in the order of sending."""
-        taken = self._take(array)
-        return self._add(
-            NcclOperation.send(taken.pointer, taken.count * item_bytes(taken.dtype), "uint8", to)
-        )
+        num_bytes = array.count * item_bytes(array.dtype)
+        return self._add(NcclOperation.send(array.pointer, num_bytes, "uint8", to), array)
 
-    def recv(self, array: Array, *, source: int) -> NcclBatch:
+    def recv(self, array: DeviceArray, *, source: int) -> NcclBatch:
         """Receive a message from rank ``source`` into ``array``."""
-        taken = self._take(array, writes=True)
-        num_bytes = taken.count * item_bytes(taken.dtype)
-        return self._add(NcclOperation.recv(taken.pointer, num_bytes, "uint8", source))
-
-    def alltoall(
-        self, array: Array, out: Array, *, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> NcclBatch:
-        """Send block r of ``array`` to rank r; ``out`` takes the blocks that the ranks send, in order of rank.
-
-        Args:
-            array: blocks for all ranks, one after another.
-            out: memory for the blocks from all ranks, one after another; must not overlap ``array``.
-            send_counts: number of elements of each block of ``array``.
-            receive_counts: number of elements of each block of ``out``.
-        """
-        sent, received = self._take(array), self._take(out, writes=True)
-        size = item_bytes(sent.dtype)
-        ends = 0, 0
-        for rank, (send, receive) in enumerate(zip(send_counts, receive_counts, strict=True)):
-            if send:
-                start = sent.elements(ends[0], send, size)
-                self._add(NcclOperation.send(start, send * size, "uint8", rank))
-            if receive:
-                start = received.elements(ends[1], receive, size)
-                self._add(NcclOperation.recv(start, receive * size, "uint8", rank))
-            ends = ends[0] + send, ends[1] + receive
-        return self
+        num_bytes = array.count * item_bytes(array.dtype)
+        return self._add(NcclOperation.recv(array.pointer, num_bytes, "uint8", source), array)
 
     def run(self, *, stream: int, after: int | None = None, timeout_s: float | None = None) -> NcclHandle:
         """Put the operations on a stream and return before they are complete.
@@ -139,22 +105,22 @@ class NcclBatch:
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        return self._group.run(
-            self._operations, self._arrays, stream=stream, after=after, timeout_s=timeout_s
-        )
+        group, number = self._group, 0
+        if self._operations:
+            limit_s = group.timeout_s if timeout_s is None else timeout_s
+            number = group.call(lambda core: core.run(self._operations, stream, limit_s, after))
+            group.watch.wake()
+        else:
+            group.check()
+        return NcclHandle(group, number, self._arrays)
 
-    def _take(self, array: Array, *, writes: bool = False) -> DeviceArray:
-        taken = device_array(array)
-        if writes and not taken.is_writable:
-            raise ParamError("the array is read-only, but NCCL would write to it")
-        if taken.gpu is not None and taken.gpu != self._group.gpu:
-            raise ParamError(
-                f"the array is on GPU {taken.gpu}, but {self._group.name!r} was opened on GPU {self._group.gpu}"
-            )
-        self._arrays.append(taken)
-        return taken
-
-    def _add(self, operation: NcclOperation) -> NcclBatch:
+    def _add(self, operation: NcclOperation, *arrays: DeviceArray) -> NcclBatch:
+        for array in arrays:
+            if array.gpu is not None and array.gpu != self._group.gpu:
+                raise ParamError(
+                    f"the array is on GPU {array.gpu}, but {self._group.name!r} was opened on GPU {self._group.gpu}"
+                )
+        self._arrays += arrays
         self._operations.append(operation)
         return self
 
@@ -198,54 +164,10 @@ _NEWS_S = 1.0
 """How long to wait until the communicator reports the rank that died."""
 
 
-class SharedFate:
-    """Aborts NCCL when the communicator has failed, and vice versa, by a thread that looks while operations run.
-
-    Args:
-        core: NCCL communicator.
-        communicator: communicator over which NCCL was opened.
-        name: name of the group in messages.
-
-    Attributes:
-        watch: the thread, to be woken once an operation was put on a stream.
-    """
-
-    def __init__(self, core: NcclCommunicator, communicator: Communicator, name: str) -> None:
-        self._core = core
-        self._communicator = communicator
-        self._name = name
-        self.watch = Watch(self._look, name=f"sparkdl-{name}-watch", pause_s=_LOOK_S)
-
-    def explain(self, error: CommunicatorError) -> CommunicatorError:
-        """Return the error to raise for an error of NCCL: the communicator's error if it has one.
-
-        Waits a moment for the communicator's own error; if there is none, aborts the communicator, so that the other
-        ranks fail too.
-        """
-        if not self._communicator.has_failed_within(_NEWS_S):
-            self._communicator.abort(f"{self._name}: {error}")
-            return error
-        return self.communicators_error()
-
-    def _look(self) -> bool:
-        failure = self._communicator.failure
-        if failure is not None:
-            self._core.abort(failure)
-        elif self._core.failure is not None:
-            self.explain(CommunicatorError(self._core.failure))
-        return self._core.busy
-
-    def communicators_error(self) -> CommunicatorError:
-        """Abort NCCL because the communicator has failed, and return the communicator's error."""
-        error = self._communicator.error()
-        self._core.abort(str(error))
-        return error
-
-
 class NcclHandle:
     """Handle of operations that were put on a stream; keeps their arrays alive as long as it exists."""
 
-    def __init__(self, group: NcclGroup, number: int, arrays: Sequence[DeviceArray]) -> None:
+    def __init__(self, group: NcclGroup, number: int, arrays: list[DeviceArray]) -> None:
         self._group = group
         self._number = number
         self._arrays = arrays
@@ -262,8 +184,8 @@ class NcclHandle:
             CommunicatorTimeoutError: if they are not complete in time; they continue and can be waited for again.
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        with self._group.errors() as core:
-            core.wait(self._number, self._group.timeout_s if timeout_s is None else timeout_s)
+        limit_s = self._group.timeout_s if timeout_s is None else timeout_s
+        self._group.call(lambda core: core.wait(self._number, limit_s))
 
     def owners(self) -> list[Any]:
         """The arrays that the operations use."""
@@ -275,7 +197,7 @@ class NcclHandle:
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        self._group.join(self._number, stream)
+        self._group.call(lambda core: core.join(self._number, stream))
 
     def done(self) -> bool:
         """Whether the GPU has completed the operations.
@@ -283,7 +205,7 @@ class NcclHandle:
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        return self._group.is_done(self._number)
+        return self._group.call(lambda core: core.done(self._number))
 
 
 class NcclGroup(AbstractContextManager["NcclGroup"]):
@@ -300,17 +222,12 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         gpu: number of this rank's GPU in this process.
         name: name of the group in messages.
         timeout_s: default deadline of operations, in seconds.
+        watch: thread that aborts NCCL when the communicator has failed, and vice versa; to be woken once an operation
+            was put on a stream.
     """
 
     def __init__(
-        self,
-        core: NcclCommunicator,
-        communicator: Communicator,
-        *,
-        gpu: int,
-        name: str,
-        timeout_s: float,
-        owns_communicator: bool = False,
+        self, core: NcclCommunicator, communicator: Communicator, *, gpu: int, name: str, timeout_s: float
     ) -> None:
         self._core = core
         self.communicator = communicator
@@ -318,9 +235,8 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         self.gpu = gpu
         self.name = name
         self.timeout_s = timeout_s
-        self._owns_communicator = owns_communicator
-        self._fate = SharedFate(core, communicator, name)
         self._closed = False
+        self.watch = Watch(self._look, name=f"sparkdl-{name}-watch", pause_s=_LOOK_S)
 
     @property
     def failure(self) -> str | None:
@@ -333,7 +249,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
         Raises:
             CommunicatorError: if the group has failed; the subclass says how.
         """
-        self.is_done(0)
+        self.call(lambda core: core.done(0))
 
     def error(self) -> CommunicatorError | None:
         """Return the error that :meth:`check` raises, or None."""
@@ -346,83 +262,6 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
     def batch(self) -> NcclBatch:
         """Return an empty batch of operations."""
         return NcclBatch(self)
-
-    def run(
-        self,
-        operations: Sequence[NcclOperation],
-        arrays: Sequence[DeviceArray],
-        *,
-        stream: int,
-        after: int | None = None,
-        timeout_s: float | None = None,
-    ) -> NcclHandle:
-        """Put operations on a stream, as :meth:`NcclBatch.run` does; does nothing if there are none."""
-        number = 0
-        if operations:
-            timeout_s = self.timeout_s if timeout_s is None else timeout_s
-            number = self._call(lambda core: core.run(operations, stream, timeout_s, after))
-            self._fate.watch.wake()
-        else:
-            self.check()
-        return NcclHandle(self, number, arrays)
-
-    def is_done(self, number: int) -> bool:
-        """Whether the GPU has completed the operations with this number, and all earlier ones."""
-        return self._call(lambda core: core.done(number))
-
-    def join(self, number: int, stream: int) -> None:
-        """Make later work on a stream follow the operations with this number; the host does not wait."""
-        self._call(lambda core: core.join(number, stream))
-
-    def split(self, ranks: Sequence[int], name: str) -> NcclGroup | None:
-        """Open a process set by ``ncclCommSplit``. All ranks of the group must make this call with the same arguments.
-
-        Args:
-            ranks: the members; their order gives their ranks in the process set.
-            name: distinguishes process sets.
-
-        Returns:
-            The process set, to be closed by the caller; None on a rank that is not in it.
-
-        Raises:
-            ParamError: if ``ranks`` cannot be a process set.
-            CommunicatorError: if it cannot be opened; the group can then not be used any more.
-        """
-        communicator = self.communicator.split(ranks, name)
-        full_name = f"{self.name}/{name}"
-        try:
-            core = self._split_core(list(ranks), full_name)
-        except BaseException:
-            communicator.close()
-            raise
-        if core is None:
-            return None
-        return NcclGroup(
-            core,
-            communicator,
-            gpu=self.gpu,
-            name=full_name,
-            timeout_s=self.timeout_s,
-            owns_communicator=True,
-        )
-
-    def _split_core(self, members: list[int], name: str) -> NcclCommunicator | None:
-        is_member = self.rank in members
-        rank = members.index(self.rank) if is_member else 0
-        with self.errors():
-            core = self._core.split(
-                0 if is_member else None,
-                rank,
-                rank=rank,
-                world_size=len(members),
-                name=name,
-                timeout_s=self.timeout_s,
-            )
-            if not (core or self._core).wait_ready(self.timeout_s):
-                late = f"{name!r} was not split off within {self.timeout_s:g} s"
-                self._core.abort(late)
-                raise CommunicatorTimeoutError(f"{late}: all ranks of {self.name!r} must take part")
-            return core
 
     def abort(self, reason: str) -> None:
         """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
@@ -448,33 +287,47 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
             if self.communicator.failure is None:
                 raise
         finally:
-            self._fate.watch.close()
-            if self._owns_communicator:
-                self.communicator.close()
+            self.watch.close()
 
-    @contextmanager
-    def errors(self) -> Iterator[NcclCommunicator]:
-        """In this context, in which NCCL is called, raise the communicator's error in place of NCCL's."""
-        if self.communicator.failure is not None:
-            raise self._fate.communicators_error()
-        try:
-            yield self._core
-        except CommunicatorError as error:
-            self._explain(error)
+    def call(self, function: Callable[[NcclCommunicator], Result]) -> Result:
+        """Call NCCL by a function, and return its result.
 
-    def _call(self, function: Callable[[NcclCommunicator], Result]) -> Result:
-        """The same as :meth:`errors`, which takes some microseconds, for one call."""
+        Raises:
+            CommunicatorError: if the group has failed: the communicator's error in place of NCCL's, if it has one.
+        """
         if self.communicator.failure is not None:
-            raise self._fate.communicators_error()
+            raise self._communicators_error()
         try:
             return function(self._core)
         except CommunicatorError as error:
-            self._explain(error)
+            if self._core.failure is None or self._closed:
+                raise
+            raise self._explain(error) from error
 
-    def _explain(self, error: CommunicatorError) -> NoReturn:
-        if self._core.failure is None or self._closed:
-            raise error
-        raise self._fate.explain(error) from error
+    def _explain(self, error: CommunicatorError) -> CommunicatorError:
+        """Return the error to raise for an error of NCCL: the communicator's error if it has one.
+
+        Waits a moment for the communicator's own error; if there is none, aborts the communicator, so that the other
+        ranks fail too.
+        """
+        if not self.communicator.has_failed_within(_NEWS_S):
+            self.communicator.abort(f"{self.name}: {error}")
+            return error
+        return self._communicators_error()
+
+    def _communicators_error(self) -> CommunicatorError:
+        """Abort NCCL because the communicator has failed, and return the communicator's error."""
+        error = self.communicator.error()
+        self._core.abort(str(error))
+        return error
+
+    def _look(self) -> bool:
+        failure = self.communicator.failure
+        if failure is not None:
+            self._core.abort(failure)
+        elif self._core.failure is not None:
+            self._explain(CommunicatorError(self._core.failure))
+        return self._core.busy
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

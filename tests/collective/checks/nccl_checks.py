@@ -105,20 +105,6 @@ def check_ring(group: NcclGroup, rank: int, size: int) -> None:
     np.testing.assert_array_equal(received.host, np.full(4, (rank - 1) % size))
 
 
-def check_alltoall(group: NcclGroup, rank: int, size: int) -> None:
-    """Rank r sends s elements of value 10 r + s to rank s."""
-    sent = np.concatenate([np.full(other, 10 * rank + other) for other in range(size)])
-    out = GpuArray(np.zeros(rank * size), rank, np.int64)
-    batch = group.batch().alltoall(
-        GpuArray(sent, rank, np.int64),
-        out,
-        send_counts=list(range(size)),
-        receive_counts=[rank] * size,
-    )
-    run(batch)
-    np.testing.assert_array_equal(out.host, np.repeat(10 * np.arange(size) + rank, rank))
-
-
 def check_many_at_once(group: NcclGroup, rank: int, size: int) -> None:
     arrays = [GpuArray(np.full(3, number + rank), rank, np.float32) for number in range(20)]
     batch = group.batch()
@@ -132,22 +118,6 @@ def check_many_at_once(group: NcclGroup, rank: int, size: int) -> None:
 def check_empty(group: NcclGroup, rank: int, size: int) -> None:
     run(group.batch().allreduce(GpuArray([], rank, np.float32)))
     run(group.batch())
-
-
-def check_process_sets(group: NcclGroup, rank: int, size: int) -> None:
-    all_ranks = list(reversed(range(size)))
-    for number, members in enumerate((all_ranks, [0], all_ranks[: max(1, size - 1)])):
-        part = group.split(members, f"set {number}")
-        assert (part is not None) == (rank in members)
-        if part is not None:
-            with part:
-                assert (part.rank, part.world_size) == (members.index(rank), len(members))
-                array = GpuArray([float(rank)], rank)
-                part.batch().allreduce(array).run(stream=0).wait(10.0)
-                assert array.host[0] == sum(members)
-                out = GpuArray(np.zeros(len(members)), rank)
-                part.batch().allgather(GpuArray([float(rank)], rank), out).run(stream=0).wait(10.0)
-                np.testing.assert_array_equal(out.host, members)
 
 
 CHECKS: dict[str, Callable[[NcclGroup, int, int], None]] = {

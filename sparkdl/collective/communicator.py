@@ -33,15 +33,16 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
+from collections import Counter
 from contextlib import AbstractContextManager
 from functools import update_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, cast
 
 import numpy as np
 
 from sparkdl.checks import check_counts
-from sparkdl.collective.process_sets import ProcessSets
+from sparkdl.closing import Closing
 from sparkdl.collective.telemetry.report import (
     CommunicationReport,
     WorldReport,
@@ -51,6 +52,7 @@ from sparkdl.collective.telemetry.report import (
 from sparkdl.collective.telemetry.timeline import Timeline
 from sparkdl.errors import CommunicatorError, ParamError, SparkdlError
 from sparkdl.rendezvous.deadline import Deadline
+from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
     import os
@@ -58,8 +60,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from sparkdl import _native
-    from sparkdl.collective.process_sets import Opening
-    from sparkdl.collective.telemetry.monitor import OperationMonitor
+    from sparkdl.collective.mpi.messages import MpiMessages
+    from sparkdl.collective.native.point_to_point import NativeMessages
+    from sparkdl.collective.opening import Opening
+    from sparkdl.collective.operation_queue import FutureHandle
+    from sparkdl.collective.telemetry.monitor import OperationMonitor, Telemetry
     from sparkdl.collective.telemetry.stalls import StallCheck
     from sparkdl.collective.telemetry.timeline import More
     from sparkdl.topology import Topology
@@ -103,7 +108,7 @@ class Communicator(AbstractContextManager["Communicator"]):
     returns a handle at once. The operations of a rank run in the order of its calls.
 
     Attributes:
-        is_member: True; False in a :class:`~sparkdl.collective.process_sets.NonMember`.
+        is_member: True; False in a :class:`~sparkdl.collective.communicator.NonMember`.
         transport: transport that carries the data: ``"native"`` or ``"mpi"``.
         rank: number of this rank in the communicator.
         world_size: number of ranks of the communicator.
@@ -126,7 +131,7 @@ class Communicator(AbstractContextManager["Communicator"]):
     is_member = True
     transport: str
     monitors: tuple[_native.Monitor | OperationMonitor, OperationMonitor]
-    _messages: MessageQueue
+    _messages: NativeMessages | MpiMessages
 
     def __init__(self, opening: Opening, topology: Topology) -> None:
         self.topology = topology
@@ -142,7 +147,7 @@ class Communicator(AbstractContextManager["Communicator"]):
         self.telemetry = opening.telemetry
         self.world_ranks = opening.world_ranks
         self._own_rendezvous = opening.own_rendezvous
-        self._process_sets = ProcessSets(opening, topology)
+        self._num_opened: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._timeline: Timeline | None = None
 
     @property
@@ -369,13 +374,13 @@ class Communicator(AbstractContextManager["Communicator"]):
 
     def send_async(
         self, array: Array, *, to: int, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
+    ) -> FutureHandle:
         """Send ``array`` to rank ``to``, which must ``recv`` the same number of elements of the same dtype."""
         return self._messages.queue("send", array, to, tag, timeout_s)
 
     def recv_async(
         self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
-    ) -> MessageHandle:
+    ) -> FutureHandle:
         """Receive a message with this tag from rank ``source`` into ``array``; in the order of sending.
 
         With ``source=None`` the message may come from any rank; ``source`` of the handle is the sender. If a receive
@@ -434,7 +439,41 @@ class Communicator(AbstractContextManager["Communicator"]):
         Raises:
             ParamError: if ``ranks`` is empty, has duplicates, or names a rank that does not exist.
         """
-        return self._process_sets.split(ranks, name, stall_check)
+        members = list(ranks)
+        outside = [rank for rank in members if not 0 <= rank < self.world_size]
+        if not members or outside or len(set(members)) != len(members):
+            raise ParamError(
+                f"process set {name!r} has ranks {members}: they must be distinct and within"
+                f" 0 to {self.world_size - 1}, and there must be at least one"
+            )
+        if self.rank not in members:
+            return cast("Communicator", NonMember(rank=self.rank, name=name, members=members))
+        return self._open(members, name, stall_check or self.stall_check, self.telemetry)
+
+    def _duplicate(self, name: str) -> Communicator:
+        """Open a communicator of the same ranks that is not observed; collective."""
+        return self._open(list(range(self.world_size)), name, self.stall_check, None)
+
+    def _open(
+        self, members: list[int], name: str, stall_check: StallCheck, telemetry: Telemetry | None
+    ) -> Communicator:
+        self._num_opened[name, tuple(members)] += 1
+        number = self._num_opened[name, tuple(members)]
+        return self.open_other(
+            rendezvous=self.rendezvous,
+            rank=members.index(self.rank),
+            world_size=len(members),
+            secret=self.secret,
+            transport=self.requested_transport,
+            timeout_s=self.timeout_s,
+            name=f"{self.name}/{name}",
+            host_of_rank=self.topology.hosts_of(members),
+            own_rendezvous=self._own_rendezvous.view(f"set/{name}/{members}/{number}"),
+            wire=self.wire,
+            stall_check=stall_check,
+            telemetry=telemetry,
+            world_ranks=[self.world_ranks[rank] for rank in members],
+        )
 
     def report(self, *, reset: bool = False) -> CommunicationReport:
         """Return the report of this rank on this communicator and its process sets.
@@ -449,7 +488,7 @@ class Communicator(AbstractContextManager["Communicator"]):
 
     def gather_report(self) -> WorldReport | None:
         """Return the reports of all ranks on rank 0, with the ranks that came last; None elsewhere. Collective."""
-        with self._process_sets.duplicate("report") as duplicate:
+        with self._duplicate("report") as duplicate:
             return gather_world_report(self, duplicate)
 
     @property
@@ -476,7 +515,7 @@ class Communicator(AbstractContextManager["Communicator"]):
         if self._timeline is not None:
             raise ParamError(f"a timeline of {self.name!r} runs already; stop it first")
         check_counts(least=1, max_events=max_events)
-        duplicate = self._process_sets.duplicate("timeline")
+        duplicate = self._duplicate("timeline")
         try:
             self._timeline = Timeline(
                 duplicate, self.telemetry, Path(path), max_events=max_events, is_live=is_live
@@ -551,6 +590,32 @@ class Communicator(AbstractContextManager["Communicator"]):
         self.close()
 
 
+class NonMember(Closing):
+    """Placeholder for a process set on a rank that is not in it: can be closed; any other use raises an error.
+
+    Args:
+        rank: number of this rank in the communicator that was split.
+        name: name of the process set.
+        members: ranks of the process set, by their numbers in the communicator that was split.
+
+    Attributes:
+        is_member: always False.
+    """
+
+    is_member = False
+
+    def __init__(self, *, rank: int, name: str, members: Sequence[int]) -> None:
+        self._who = f"rank {rank} is not in process set {name!r} of {name_ranks(members)}"
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise ParamError(f"{self._who}: {attribute!r} is for its members. Ask is_member before.")
+
+
 class Handle(Protocol):
     """An operation under way; it keeps its buffers alive until it is complete."""
 
@@ -566,25 +631,3 @@ class Handle(Protocol):
 
     def done(self) -> bool:
         """Return at once whether the operation has succeeded or failed."""
-
-
-class MessageQueue(Protocol):
-    """The messages of one rank of a communicator, over its transport."""
-
-    def queue(
-        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
-    ) -> MessageHandle:
-        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank, or from any rank if ``peer`` is None."""
-
-
-class MessageHandle(Handle, Protocol):
-    """A message under way.
-
-    Attributes:
-        source: rank that sends the message; for a message from any rank, -1 until the sender is known.
-    """
-
-    source: int
-
-    def when_done(self, action: Callable[[], None]) -> None:
-        """Call ``action``, on any thread, once the message has succeeded or failed; it must return at once."""

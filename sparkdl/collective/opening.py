@@ -1,23 +1,25 @@
 """Opening a communicator over the chosen transport.
 
-The only module that chooses between the transports; each of them opens the communicator that an
-:class:`~sparkdl.collective.process_sets.Opening` describes.
+The only module that chooses between the transports; each of them opens the communicator that an :class:`Opening`
+describes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdl.checks import check_rank
-from sparkdl.collective.process_sets import Opening
 from sparkdl.collective.telemetry.monitor import Telemetry
 from sparkdl.collective.telemetry.stalls import NotedWait, StallCheck
 from sparkdl.errors import ParamError
 from sparkdl.rendezvous.deadline import Deadline, check_timeout
+from sparkdl.rendezvous.hosts import find_hosts
 from sparkdl.rendezvous.store import answered_by
+from sparkdl.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sparkdl.collective.communicator import Communicator
     from sparkdl.rendezvous.store import Rendezvous
@@ -51,6 +53,49 @@ def uses_mpi(transport: str) -> bool:
 def is_hierarchical(transport: str) -> bool:
     """Whether CUDA tensors use NCCL only inside a host."""
     return transport in ("hierarchical", "hierarchical-mpi")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """One opening of a communicator, by the arguments of :func:`open_communicator`.
+
+    Attributes:
+        own_rendezvous: part of the store that only this opening uses.
+        deadline: deadline of the opening; ``timeout_s`` is the default one of every operation.
+        open: function that opens another communicator, such as a process set.
+    """
+
+    rendezvous: Rendezvous
+    own_rendezvous: Rendezvous
+    rank: int
+    world_size: int
+    secret: bytes = field(repr=False)
+    transport: str
+    deadline: Deadline
+    timeout_s: float
+    name: str
+    host_of_rank: Sequence[int] | None
+    wire: str
+    stall_check: StallCheck
+    telemetry: Telemetry
+    world_ranks: tuple[int, ...]
+    open: Callable[..., Communicator]
+
+    def find_topology(self) -> Topology:
+        """Return which ranks share a host: from ``host_of_rank``, or detected, in which all ranks take part.
+
+        Raises:
+            CommunicatorTimeoutError: if some rank does not take part in time; the message names it.
+        """
+        hosts = self.host_of_rank
+        if hosts is None:
+            hosts = find_hosts(
+                self.own_rendezvous,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout_s=self.deadline.remaining_s(),
+            )
+        return Topology(rank=self.rank, host_of_rank=tuple(hosts))
 
 
 def open_communicator(
@@ -133,16 +178,14 @@ def open_communicator(
             open=open_communicator,
         )
         with NotedWait(name, opening.world_ranks, "opening", timeout_s):
-            communicator = _carry_out(opening)
+            communicator: Communicator
+            if uses_mpi(transport):
+                from sparkdl.collective.mpi.communicator import open_mpi_communicator
+
+                communicator = open_mpi_communicator(opening)
+            else:
+                from sparkdl.collective.native.communicator import open_native_communicator
+
+                communicator = open_native_communicator(opening)
     opening.telemetry.watch(communicator)
     return communicator
-
-
-def _carry_out(opening: Opening) -> Communicator:
-    if uses_mpi(opening.transport):
-        from sparkdl.collective.mpi.communicator import open_mpi_communicator
-
-        return open_mpi_communicator(opening)
-    from sparkdl.collective.native.communicator import open_native_communicator
-
-    return open_native_communicator(opening)

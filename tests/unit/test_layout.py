@@ -42,7 +42,7 @@ LAYERS = {
     "spark": "jobs, failures, session",
     "rendezvous": "client, coordinator, listener | pmi, dialing | hosts, handshake, frames | store, "
     "addresses | deadline | protocol",
-    "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages | process_sets, "
+    "collective": "current, job | torchrun_variables, opening, mpi | native, communicator, messages, "
     "nccl | telemetry, buffers | byte_exchange | operation_queue, watch | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions | objects, local_updates, submission | "
     "data_parallel, averaging, replicas | compression, buffers | sync_batch_norm | futures, work",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from sparkdl.collective.mpi.operations import MpiPlan, Steps
-    from sparkdl.collective.process_sets import Opening
+    from sparkdl.collective.opening import Opening
     from sparkdl.collective.telemetry.monitor import OperationTiming
     from sparkdl.topology import Topology
 
@@ -69,7 +69,7 @@ class MpiCommunicator(MpiGroups):
         self._timing: OperationTiming
         """Timing of the running operation."""
         self._queue = OperationQueue(opening.name, self._operations.blocked)
-        self._messages: MpiMessages = MpiMessages(self, comm, check=self._check, fail=self._fail)
+        self._messages = MpiMessages(self, comm, check=self._check, fail=self._fail)
         self.monitors = self._operations, self._messages.monitor
 
     @property

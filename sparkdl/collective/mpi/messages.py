@@ -159,7 +159,7 @@ class MpiMessages:
     def queue(
         self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
     ) -> FutureHandle:
-        """See :class:`~sparkdl.collective.communicator.MessageQueue`."""
+        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank, or from any rank if ``peer`` is None."""
         parent, is_send = self._communicator, kind == "send"
         check_message(peer, tag, rank=parent.rank, world_size=parent.world_size, max_tag=self._max_tag)
         buffer = self._buffer_of(array, writes=not is_send)

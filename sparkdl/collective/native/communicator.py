@@ -31,7 +31,7 @@ from sparkdl.topology import Topology, number_hosts
 
 if TYPE_CHECKING:
     from sparkdl import _native
-    from sparkdl.collective.process_sets import Opening
+    from sparkdl.collective.opening import Opening
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class NativeCommunicator(Communicator):
         self._memory = memory
         self._num_arenas = 0
         self._has_room = True
-        self._messages: NativeMessages = NativeMessages(self, opening.own_rendezvous)
+        self._messages = NativeMessages(self, opening.own_rendezvous)
         self.monitors = core.monitor, self._messages.monitor
 
     @property

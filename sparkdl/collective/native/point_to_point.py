@@ -19,7 +19,8 @@ from sparkdl.rendezvous.deadline import check_timeout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sparkdl.collective.communicator import Array, Communicator, MessageHandle
+    from sparkdl.collective.communicator import Array, Communicator
+    from sparkdl.collective.operation_queue import FutureHandle
     from sparkdl.rendezvous.store import Rendezvous
 
 _MAX_TAG = 2**63 - 1
@@ -55,8 +56,8 @@ class NativeMessages:
 
     def queue(
         self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
-    ) -> MessageHandle:
-        """See :class:`~sparkdl.collective.communicator.MessageQueue`."""
+    ) -> FutureHandle:
+        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank, or from any rank if ``peer`` is None."""
         check_message(peer, tag, rank=self._rank, world_size=self._world_size, max_tag=_MAX_TAG)
         timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
         message = PendingMessage(

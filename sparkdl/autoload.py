@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from sparkdl.patches.accelerate import teach_accelerate
@@ -34,7 +33,7 @@ def load() -> None:
         dist.Backend.register_backend(
             "sparkdl", _create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
-    replace_handlers({scheme: partial(_rendezvous, scheme) for scheme in ("env", "tcp", "file")})
+    replace_handlers(_meet)
     teach_accelerate()
 
 
@@ -44,7 +43,7 @@ def _create_process_group(options: Any, second: object) -> Any:
     return create_process_group(options, second)
 
 
-def _rendezvous(scheme: str, url: str, **kwargs: Any) -> Iterator[Any]:
-    from sparkdl.torch.registration import HANDLERS
+def _meet(url: str, **kwargs: Any) -> Iterator[Any]:
+    from sparkdl.torch.registration import meet
 
-    return HANDLERS[scheme](url, **kwargs)
+    return meet(url, **kwargs)

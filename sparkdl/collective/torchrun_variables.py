@@ -64,7 +64,7 @@ def torchrun_variables(
     """Return the environment variables of a rank of a job as ``torchrun`` sets them.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` are the address of the coordinator, which serves only clients that have the
-    job's secret: torch connects to it through :func:`sparkdl.torch.registration.rendezvous_by_environment`.
+    job's secret: torch connects to it through :func:`sparkdl.torch.registration.meet`.
 
     Args:
         job: job of the rank, with the rank's number.

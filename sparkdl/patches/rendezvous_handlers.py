@@ -6,12 +6,12 @@ table. Upstream: none. Versions: all up to torch 2.13. It can go when handlers m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.rendezvous import _rendezvous_handlers
 
 
-def replace_handlers(handlers: Mapping[str, Callable[..., Any]]) -> None:
-    """Replace the handlers of schemes, by scheme. Idempotent."""
-    _rendezvous_handlers.update(handlers)
+def replace_handlers(handler: Callable[..., Any]) -> None:
+    """Replace the handlers of all schemes that torch has. Idempotent."""
+    _rendezvous_handlers.update(dict.fromkeys(("env", "tcp", "file"), handler))

@@ -204,6 +204,11 @@ def _encode(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
+_TORCHS_HANDLERS = {
+    "env": _env_rendezvous_handler,
+    "tcp": _tcp_rendezvous_handler,
+    "file": _file_rendezvous_handler,
+}
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MEET_TIMEOUT = timedelta(seconds=300)
 _KEY = "sparkdl/invitation"
@@ -244,54 +249,27 @@ def find_torchrun(environ: Mapping[str, str]) -> Callable[[], Communicator] | No
     return None if variables is None else partial(_open_for_job, environ)
 
 
-def rendezvous_by_environment(
-    url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
-) -> Iterator[tuple[Store, int, int]]:
-    """Handle torch's ``env://``: a :class:`JobStore` if ``MASTER_ADDR`` and ``MASTER_PORT`` name our coordinator.
+def meet(url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
+    """Handle torch's ``env://``, ``tcp://`` and ``file://``: a :class:`JobStore` if the address is our coordinator's.
 
-    Otherwise, also if a program has set another address, use torch's own handler.
-    """
-    job = current_job()
-    query = dict(parse_qsl(urlparse(url).query))
-    named_size = query.get("world_size") or os.environ.get("WORLD_SIZE")
-    if job is None or not job.is_at(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")):
-        _note_elsewhere(job, named_size)
-        yield from _env_rendezvous_handler(url, timeout=timeout, **kwargs)
-        return
-    rank = int(query.get("rank") or os.environ.get("RANK") or job.rank)
-    world_size = int(named_size or job.world_size)
-    yield _job_store(job, rank, world_size, timeout), rank, world_size
-
-
-def rendezvous_by_address(
-    url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any
-) -> Iterator[tuple[Store, int, int]]:
-    """Handle torch's ``tcp://``: a :class:`JobStore` if the address is that of our coordinator.
-
-    Otherwise use torch's own handler.
+    The address of ``env://`` is ``MASTER_ADDR`` and ``MASTER_PORT``. For any other address, also one that a program has
+    set, use torch's own handler.
     """
     job, parts = current_job(), urlparse(url)
-    query = dict(parse_qsl(parts.query))
-    if job is None or not job.is_at(parts.hostname, parts.port) or not {"rank", "world_size"} <= query.keys():
-        _note_elsewhere(job, query.get("world_size"))
-        yield from _tcp_rendezvous_handler(url, timeout=timeout, **kwargs)
+    host, port = parts.hostname, parts.port
+    named, is_env = dict(parse_qsl(parts.query)), parts.scheme == "env"
+    if is_env:
+        host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+        named = {
+            name: value for name in ("rank", "world_size") if (value := os.environ.get(name.upper()))
+        } | named
+    is_numbered = is_env or {"rank", "world_size"} <= named.keys()
+    if job is None or not job.is_at(host, port) or not is_numbered:
+        _note_elsewhere(job, named.get("world_size"))
+        yield from _TORCHS_HANDLERS[parts.scheme](url, timeout=timeout, **kwargs)
         return
-    rank, world_size = int(query["rank"]), int(query["world_size"])
+    rank, world_size = int(named.get("rank", job.rank)), int(named.get("world_size", job.world_size))
     yield _job_store(job, rank, world_size, timeout), rank, world_size
-
-
-def rendezvous_by_file(url: str, **kwargs: Any) -> Iterator[tuple[Store, int, int]]:
-    """Handle torch's ``file://`` by its own handler."""
-    _note_elsewhere(current_job(), dict(parse_qsl(urlparse(url).query)).get("world_size"))
-    yield from _file_rendezvous_handler(url, **kwargs)
-
-
-HANDLERS = {
-    "env": rendezvous_by_environment,
-    "tcp": rendezvous_by_address,
-    "file": rendezvous_by_file,
-}
-"""The handlers, by the scheme of torch's URLs."""
 
 
 def _job_store(job: RankJob, rank: int, world_size: int, timeout: timedelta) -> Store:
@@ -361,13 +339,13 @@ _cuda_backends: WeakKeyDictionary[Communicator, str | None] = WeakKeyDictionary(
 
 
 def register() -> None:
-    """Register the backend ``"sparkdl"`` and the handlers above with torch.distributed. Idempotent."""
-    replace_handlers(HANDLERS)
+    """Register the backend ``"sparkdl"`` and :func:`meet` with torch.distributed. Idempotent."""
+    replace_handlers(meet)
     if BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             BACKEND_NAME, create_process_group, extended_api=True, devices=["cpu", "cuda"]
         )
-        average_late_parameters(BACKEND_NAME, LiveParameters, average_gradients_of)
+    average_late_parameters(BACKEND_NAME, LiveParameters, average_gradients_of)
 
 
 def init_process_group(

@@ -276,6 +276,15 @@ def test_torch_loads_the_backend_only_in_ranks_and_without_heavy_modules() -> No
     assert printed == ["True [] False", "True [] True"]
 
 
+def test_ddp_averages_later_parameters_also_where_torch_has_loaded_the_backend() -> None:
+    source = (
+        "import torch, sparkdl.torch;"
+        "print(hasattr(torch.nn.parallel.DistributedDataParallel._pre_forward, '__wrapped__'))"
+    )
+    done = run([sys.executable, "-c", source], cwd=ROOT, variables={"SPARKDL_COORDINATOR": "anything"})
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_variables_are_those_of_torchrun(tmp_path: Path) -> None:
     done = sparkdl_run(tmp_path, TELL_VARIABLES)
     assert done.returncode == 0, done.stderr

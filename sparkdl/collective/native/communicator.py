@@ -1,18 +1,13 @@
-"""Communicators on the native core: opening them, and the thread that reports the core's stalls.
+"""Communicators on the native core, and opening them.
 
 Opening finds the ranks that share a host and creates the segment and the connections; the data path is in
 ``sparkdl._native``.
-
-The native core must not wait for Python, which may be busy or shutting down. It stores a description of the stall for
-Python to fetch, and writes to a descriptor that the thread reads. The thread sleeps as long as there is no stall.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-import weakref
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +18,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.native.point_to_point import NativeMessages
 from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
-from sparkdl.collective.telemetry.stalls import numbered, warn_of_stall, watch_native
+from sparkdl.collective.telemetry.stalls import stall_fd, watch_native
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
 from sparkdl.rendezvous.addresses import LOOPBACK
 from sparkdl.rendezvous.store import Rendezvous
@@ -34,53 +29,6 @@ if TYPE_CHECKING:
     from sparkdl.collective.opening import Opening
 
 logger = logging.getLogger(__name__)
-
-
-class StallWatcher:
-    """Reports the stalls of all native communicators of this process.
-
-    Attributes:
-        fd: eventfd to which the core writes when an operation stalls.
-    """
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
-        self._watched: dict[int, tuple[_native.Monitor, str, int]] = {}
-        self._num_watched = 0
-        threading.Thread(target=self._run, name="sparkdl-stalls", daemon=True).start()
-
-    def watch(self, communicator: Communicator, monitor: _native.Monitor) -> None:
-        """Report the stalls of ``monitor`` as long as ``communicator`` exists."""
-        with self._lock:
-            self._num_watched += 1
-            called = numbered(communicator.name, communicator.world_ranks)
-            self._watched[self._num_watched] = (monitor, called, communicator.rank)
-            weakref.finalize(communicator, self._watched.pop, self._num_watched).atexit = False
-
-    def _run(self) -> None:
-        while True:
-            os.eventfd_read(self.fd)
-            for monitor, name, rank in list(self._watched.values()):
-                stall = monitor.take_stall()
-                if stall is not None:
-                    _, operation, waited_s, who = stall
-                    warn_of_stall(name, rank, operation, waited_s, who)
-
-
-_watchers: dict[int, StallWatcher] = {}
-"""Watchers by process id, as threads do not survive a fork."""
-
-_making = threading.Lock()
-
-
-def stall_watcher() -> StallWatcher:
-    """Return the stall watcher of this process, started at first use."""
-    with _making:
-        process = os.getpid()
-        if process not in _watchers:
-            _watchers[process] = StallWatcher()
-        return _watchers[process]
 
 
 try:
@@ -107,8 +55,6 @@ class NativeCommunicator(Communicator):
     ) -> None:
         super().__init__(opening, topology)
         self._core = core
-        if opening.stall_check.warn_after_s is not None:
-            stall_watcher().watch(self, core.monitor)
         watch_native(self, core.monitor)
         self._memory = memory
         self._num_arenas = 0
@@ -218,7 +164,7 @@ def open_native_communicator(opening: Opening) -> NativeCommunicator:
         wire=opening.wire,
         stall_warning_s=stall_check.warn_after_s,
         stall_abort_s=stall_check.abort_after_s,
-        stall_fd=stall_watcher().fd if stall_check.warn_after_s is not None else -1,
+        stall_fd=-1 if stall_check.warn_after_s is None else stall_fd(os.getpid()),
     )
     return NativeCommunicator(core, opening, topology, memory)
 

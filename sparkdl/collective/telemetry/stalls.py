@@ -6,18 +6,24 @@ operation continues, unless a :class:`StallCheck` limits the time without progre
 :func:`pending_waits` lists the operations in which this process currently waits for other ranks, over any transport.
 The list is for programs that observe the ranks from outside. Listing the waits neither communicates nor ends an
 operation.
+
+The native core must not wait for Python, which may be busy or shutting down. It stores a description of a stall, and
+writes to a descriptor that a thread reads. The thread sleeps as long as there is no stall.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary
 
 from sparkdl.errors import ParamError
 from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S
@@ -153,8 +159,16 @@ class Wait(NamedTuple):
     """Timeout of the operation, in seconds."""
 
 
+class _NativeCore(NamedTuple):
+    monitor: _native.Monitor
+    communicator: str
+    world_ranks: tuple[int, ...]
+    rank: int
+
+
 _lock = threading.Lock()
-_native_ones: WeakKeyDictionary[Communicator, _native.Monitor] = WeakKeyDictionary()
+_cores: dict[int, _NativeCore] = {}
+_numbers = itertools.count()
 _noted: set[NotedWait] = set()
 
 
@@ -189,18 +203,42 @@ class NotedWait(AbstractContextManager["NotedWait"]):
 
 
 def watch_native(communicator: Communicator, monitor: _native.Monitor) -> None:
-    """Include the waits of a communicator's native core in :func:`pending_waits`, until the communicator is dropped."""
-    with _lock:
-        _native_ones[communicator] = monitor
+    """Report the stalls and list the waits of a communicator's native core, until the communicator is dropped."""
+    number = next(_numbers)
+    _cores[number] = _NativeCore(monitor, communicator.name, communicator.world_ranks, communicator.rank)
+    weakref.finalize(communicator, _cores.pop, number).atexit = False
+
+
+@cache
+def stall_fd(_process: int) -> int:
+    """Start the thread that reports the stalls of native cores; return the eventfd to which they write.
+
+    Args:
+        _process: number of this process, as threads do not survive a fork.
+    """
+    fd = os.eventfd(0, os.EFD_CLOEXEC)
+    threading.Thread(target=_report_stalls, args=[fd], name="sparkdl-stalls", daemon=True).start()
+    return fd
+
+
+def _report_stalls(fd: int) -> None:
+    while True:
+        os.eventfd_read(fd)
+        for core in list(_cores.values()):
+            stall = core.monitor.take_stall()
+            if stall is not None:
+                _, operation, waited_s, who = stall
+                called = numbered(core.communicator, core.world_ranks)
+                warn_of_stall(called, core.rank, operation, waited_s, who)
 
 
 def pending_waits() -> list[Wait]:
     """Return all current waits of this process, the longest first."""
     with _lock:
-        native_ones, noted = list(_native_ones.items()), list(_noted)
+        noted = list(_noted)
     waits = [wait.snapshot() for wait in noted]
-    for communicator, monitor in native_ones:
-        waits += [Wait(communicator.name, communicator.world_ranks, *wait) for wait in monitor.waits()]
+    for core in list(_cores.values()):
+        waits += [Wait(core.communicator, core.world_ranks, *wait) for wait in core.monitor.waits()]
     # A thread that listens for messages, with the longest timeout, does not wait for an operation.
     waits = [wait for wait in waits if wait.timeout_s < MAX_TIMEOUT_S]
     return sorted(waits, key=lambda wait: -wait.waited_s)

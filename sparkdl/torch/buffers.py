@@ -17,7 +17,7 @@ from sparkdl.collective.buffers import DTYPES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 ELEMENT_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
 """The element types that a communicator supports."""
@@ -34,13 +34,6 @@ PLAIN_OPS: dict[Any, str] = {
 }
 """The operations of c10d that a communicator has, too, and its names for them."""
 
-_BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    dist.ReduceOp.BAND: torch.bitwise_and,
-    dist.ReduceOp.BOR: torch.bitwise_or,
-    dist.ReduceOp.BXOR: torch.bitwise_xor,
-}
-
-
 _EXPORTS_ADDRESS = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 """Whether the native communicator can read a tensor's address by itself (torch 2.10 and later)."""
 
@@ -50,14 +43,12 @@ class Reduction:
     """A c10d ``ReduceOp`` in the communicator's terms.
 
     Attributes:
-        op: communicator's name of the operation; None if the operation is bitwise.
+        op: communicator's name of the operation.
         prescale: factor of every rank's input, applied first (``PREMUL_SUM``).
-        bitwise: element-wise function of a bitwise operation, or None.
     """
 
-    op: str | None
+    op: str
     prescale: float = 1.0
-    bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 _REDUCTIONS = {kind: Reduction(op=op) for kind, op in PLAIN_OPS.items()}
@@ -67,16 +58,15 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
     """Translate a c10d ``ReduceOp``.
 
     Raises:
-        ParamError: if the operation is not one that c10d documents.
+        ParamError: if communicators do not have the operation, as a bitwise one.
     """
     kind, factor = _parts(reduce_op)
-    if kind in _BITWISE_OPS:
-        return Reduction(op=None, bitwise=_BITWISE_OPS[kind])
     if kind == dist.ReduceOp.PREMUL_SUM:
         return Reduction(op="sum", prescale=float(factor))
     if kind not in PLAIN_OPS:
         raise ParamError(
-            f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX, PRODUCT or a bitwise operation"
+            f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX or PRODUCT. MAX of bools is their logical 'or',"
+            " MIN their 'and'."
         )
     return _REDUCTIONS[kind]
 

@@ -120,16 +120,6 @@ def test_idle_communicator_uses_no_processor_time(world: str) -> None:
         assert outcome["idle"]["seconds"] < 0.25  # of half a second
 
 
-def test_stall_check_is_read_from_horovods_variables() -> None:
-    assert StallCheck.from_environment({}) == StallCheck(warn_after_s=60.0, abort_after_s=None)
-    assert StallCheck.from_environment(
-        {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
-    ) == StallCheck(warn_after_s=2.0, abort_after_s=5.0)
-    assert StallCheck.from_environment({"HOROVOD_STALL_CHECK_DISABLE": "1"}) == StallCheck(warn_after_s=None)
-    with pytest.raises(ParamError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be a number, got 'soon'"):
-        StallCheck.from_environment({"HOROVOD_STALL_CHECK_TIME_SECONDS": "soon"})
-
-
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_stall_check_refuses_times_that_are_not_positive(seconds: float) -> None:
     with pytest.raises(ParamError, match="warn_after_s must be positive or None"):

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -53,31 +53,6 @@ class StallCheck:
         for name, seconds in vars(self).items():
             if seconds is not None and not seconds > 0:
                 raise ParamError(f"{name} must be positive or None, got {seconds}")
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> StallCheck:
-        """Make a stall check from Horovod's environment variables, with Horovod's defaults.
-
-        The variables are ``HOROVOD_STALL_CHECK_DISABLE``, ``HOROVOD_STALL_CHECK_TIME_SECONDS`` and
-        ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``; 0 in the last one means never.
-
-        Raises:
-            ParamError: if one of them is not a number, or the time until the check is not positive.
-        """
-        if _number(environment, "HOROVOD_STALL_CHECK_DISABLE", 0.0) > 0:
-            return cls(warn_after_s=None)
-        return cls(
-            warn_after_s=_number(environment, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0),
-            abort_after_s=_number(environment, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) or None,
-        )
-
-
-def _number(environment: Mapping[str, str], name: str, default: float) -> float:
-    text = environment.get(name, "")
-    try:
-        return float(text) if text else default
-    except ValueError as error:
-        raise ParamError(f"{name} must be a number, got {text!r}") from error
 
 
 class StallTimer:

@@ -85,6 +85,28 @@ def start_timeline_of(environment: Mapping[str, str]) -> None:
         start_timeline(chosen, mark_cycles=environment.get("HOROVOD_TIMELINE_MARK_CYCLES") == "1")
 
 
+def read_stall_check(environment: Mapping[str, str]) -> StallCheck:
+    """Read Horovod's environment variables of the stall check, with Horovod's defaults.
+
+    Raises:
+        ParamError: if one of them is not a number, or the time until the check is not positive.
+    """
+
+    def number(name: str, default: float) -> float:
+        text = environment.get(name) or default
+        try:
+            return float(text)
+        except ValueError as error:
+            raise ParamError(f"{name} must be a number, got {text!r}") from error
+
+    if number("HOROVOD_STALL_CHECK_DISABLE", 0.0) > 0:
+        return StallCheck(warn_after_s=None)
+    return StallCheck(
+        warn_after_s=number("HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0),
+        abort_after_s=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0) or None,  # 0 means never
+    )
+
+
 _members: list[int] = []
 """The launcher's ranks over which the current world was opened."""
 
@@ -231,7 +253,7 @@ def _begin(
 ) -> None:
     """Open a session over some of the launcher's ranks; ``agree`` returns its id and the ranks of its process sets."""
     global _members  # noqa: PLW0603  # there is one world at a time
-    world = launched.split(members, "horovod", stall_check=StallCheck.from_environment(os.environ))
+    world = launched.split(members, "horovod", stall_check=read_stall_check(os.environ))
     if not world.is_member:
         raise ValueError(f"rank {launched.rank} is not one of the ranks {members} that hvd.init was given.")
     try:

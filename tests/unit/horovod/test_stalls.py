@@ -6,6 +6,9 @@ import logging
 
 import pytest
 
+from sparkdl.collective import StallCheck
+from sparkdl.errors import ParamError
+from sparkdl.horovod.torch.basics import read_stall_check
 from sparkdl.horovod.torch.engine.plan import RequestReport
 from sparkdl.horovod.torch.engine.stalls import REMEDY, StallWatch, find_stall
 
@@ -54,3 +57,13 @@ def test_all_ranks_give_up_a_request_that_one_rank_reports_as_stalled() -> None:
     assert "allreduce.ran" not in stall
     assert find_stall("'world'", reports, {}) is None
     assert find_stall("'world'", [None, RequestReport(requests=())], missing) is None
+
+
+def test_stall_check_is_read_from_horovods_variables() -> None:
+    assert read_stall_check({}) == StallCheck(warn_after_s=60.0, abort_after_s=None)
+    assert read_stall_check(
+        {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "5"}
+    ) == StallCheck(warn_after_s=2.0, abort_after_s=5.0)
+    assert read_stall_check({"HOROVOD_STALL_CHECK_DISABLE": "1"}) == StallCheck(warn_after_s=None)
+    with pytest.raises(ParamError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be a number, got 'soon'"):
+        read_stall_check({"HOROVOD_STALL_CHECK_TIME_SECONDS": "soon"})

@@ -14,7 +14,7 @@ torch's reducer takes up such parameters.
 from __future__ import annotations
 
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,32 +32,20 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-class Layers(Protocol):
-    """The layers and parameters that a module has now.
-
-    Attributes:
-        parameters: the parameters.
-    """
-
-    parameters: list[nn.Parameter]
-
-    def look(self) -> bool:
-        """Whether layers, parameters, or their ``requires_grad`` have changed since the last look."""
-
-
 _STATE = "_sparkdl_late_parameters"
 
 
 def average_late_parameters(
     backend: str,
-    layers_of: Callable[[nn.Module], Layers],
+    layers_of: Callable[[nn.Module], Any],
     average: Callable[[list[nn.Parameter], dist.ProcessGroup], None],
 ) -> None:
     """Let DistributedDataParallel average later parameters in groups of a backend; once.
 
     Args:
         backend: name of the backend.
-        layers_of: function that returns the layers of a module, to be looked at in each forward pass.
+        layers_of: function that returns the layers of a module, with their ``parameters``, and ``look()``, which each
+            forward pass calls: whether layers, parameters, or their ``requires_grad`` have changed since the last look.
         average: function that averages the gradients of parameters over the ranks of a group.
     """
     kind: Any = DistributedDataParallel
@@ -113,7 +101,7 @@ class _LateParameters:
     """
 
     def __init__(
-        self, wrapper: Any, layers: Layers, averaged: set[nn.Parameter], average: Callable[..., None]
+        self, wrapper: Any, layers: Any, averaged: set[nn.Parameter], average: Callable[..., None]
     ) -> None:
         self._layers, self._averaged, self._average = layers, averaged, average
         self._equal = set(layers.parameters)

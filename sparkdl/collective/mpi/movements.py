@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from sparkdl.collective.mpi.operations import (
     shape_to_agree_on,
     written_by_mpi,
 )
-from sparkdl.collective.mpi.reductions import MpiReductions, check_op
+from sparkdl.collective.mpi.reductions import MpiReductions, reduction_of
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -263,9 +263,7 @@ class MpiGroups(MpiMovements, MpiReductions):
             name,
             targets[0].dtype,
             blocks,
-            op=check_op(op, targets[0].dtype),
-            prescale=float(prescale),
-            postscale=float(postscale),
+            **reduction_of(op, targets[0].dtype, prescale, postscale),
         )
         steps = partial(self._reduce_scatter_group, sources, targets, signature)
         return MpiPlan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
@@ -345,16 +343,7 @@ def _flatten_pairs(
     return sources, targets
 
 
-def _signature(
-    kind: str,
-    name: str,
-    dtype: str,
-    array_blocks: Blocks,
-    *,
-    op: str = "",
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-) -> Signature:
+def _signature(kind: str, name: str, dtype: str, array_blocks: Blocks, **reduction: Any) -> Signature:
     sums = tuple(map(sum, zip(*array_blocks, strict=True)))
     are_equal = len(set(sums)) == 1
     return Signature(
@@ -364,9 +353,7 @@ def _signature(
         size=sums[0] if are_equal else 0,
         blocks=() if are_equal else sums,
         array_blocks=array_blocks,
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
+        **reduction,
     )
 
 

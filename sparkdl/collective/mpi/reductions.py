@@ -74,25 +74,17 @@ _SATURATED = ("int8", "uint8", "int16", "uint16")
 """Dtypes whose sums saturate in Open MPI where it adds with AVX, and wrap around everywhere else."""
 
 
-def check_op(op: str, dtype: str) -> str:
-    """Return ``op`` if elements of ``dtype`` can be reduced by it.
+def reduction_of(op: str, dtype: str, prescale: float, postscale: float) -> dict[str, Any]:
+    """Return the fields of a signature that say how elements of ``dtype`` are reduced.
 
     Raises:
-        ParamError: if it is not one of :data:`OPS`, or elements of this dtype cannot be reduced by it.
+        ParamError: if ``op`` is not one of :data:`OPS`, or elements of this dtype cannot be reduced by it.
     """
     if op == "avg" and dtype == "bool":
         raise ParamError("bools have no average; convert them to a number first")
     if op not in OPS:
         raise ParamError(f"op={op!r} is unknown; it may be one of {', '.join(OPS)}")
-    return op
-
-
-def elementary_op(op: str, dtype: str) -> str:
-    """Return the operation that reduces the arrays of :func:`widen`: ``"sum"``, ``"min"``, ``"max"``, ``"product"``."""
-    if dtype == "bool":
-        return _OF_BOOLS[op]
-    # An average is a sum that is divided afterwards.
-    return "sum" if op == "avg" else op
+    return {"op": op, "prescale": float(prescale), "postscale": float(postscale)}
 
 
 def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
@@ -186,9 +178,13 @@ class MpiReductions(MpiOperations):
         timeout_s: float | None = None,
     ) -> MpiPlan:
         buffer = flatten(array, writes=True)
-        shape = shape_to_agree_on(name, buffer)
-        signature = _signature(
-            "allreduce", buffer.dtype, buffer.data.size, op, prescale, postscale, name, shape=shape
+        signature = Signature(
+            kind="allreduce",
+            name=name,
+            dtype=buffer.dtype,
+            size=buffer.data.size,
+            shape=shape_to_agree_on(name, buffer),
+            **reduction_of(op, buffer.dtype, prescale, postscale),
         )
         steps = partial(self._allreduce, [buffer], signature)
         return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
@@ -212,8 +208,13 @@ class MpiReductions(MpiOperations):
                 f"the arrays of a group must have one dtype, got {', '.join(dtypes) or 'no arrays'}"
             )
         sizes = tuple(buffer.data.size for buffer in buffers)
-        signature = _signature(
-            "allreduce", dtypes[0], sum(sizes), op, prescale, postscale, name, arrays=sizes
+        signature = Signature(
+            kind="allreduce",
+            name=name,
+            dtype=dtypes[0],
+            size=sum(sizes),
+            arrays=sizes,
+            **reduction_of(op, dtypes[0], prescale, postscale),
         )
         steps = partial(self._allreduce, buffers, signature)
         return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
@@ -234,10 +235,14 @@ class MpiReductions(MpiOperations):
     ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         blocks = self._check_blocks(source, target, counts)
-        size = 0 if blocks else target.data.size
-        shape = shape_to_agree_on(name, source, rows=True)
-        signature = _signature(
-            "reduce_scatter", source.dtype, size, op, prescale, postscale, name, shape=shape, blocks=blocks
+        signature = Signature(
+            kind="reduce_scatter",
+            name=name,
+            dtype=source.dtype,
+            size=0 if blocks else target.data.size,
+            shape=shape_to_agree_on(name, source, rows=True),
+            blocks=blocks,
+            **reduction_of(op, source.dtype, prescale, postscale),
         )
         steps = partial(self._reduce_scatter, source, target, signature)
         return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
@@ -256,10 +261,14 @@ class MpiReductions(MpiOperations):
         timeout_s: float | None = None,
     ) -> MpiPlan:
         buffer = flatten(array, writes=True)
-        size, root = buffer.data.size, self._check_root(root)
-        shape = shape_to_agree_on(name, buffer)
-        signature = _signature(
-            "reduce", buffer.dtype, size, op, prescale, postscale, name, shape=shape, root=root
+        signature = Signature(
+            kind="reduce",
+            name=name,
+            dtype=buffer.dtype,
+            size=buffer.data.size,
+            shape=shape_to_agree_on(name, buffer),
+            root=self._check_root(root),
+            **reduction_of(op, buffer.dtype, prescale, postscale),
         )
         steps = partial(self._reduce, buffer, signature)
         return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
@@ -320,38 +329,11 @@ class MpiReductions(MpiOperations):
 
     def _mpi_op(self, signature: Signature) -> MPI.Op:
         mpi = self._mpi
-        ops: dict[str, MPI.Op] = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX, "product": mpi.PROD}
-        return ops[elementary_op(signature.op, signature.dtype)]
+        op = _OF_BOOLS[signature.op] if signature.dtype == "bool" else signature.op
+        # An average is a sum that is divided afterwards.
+        ops: dict[str, MPI.Op] = dict(zip(OPS, (mpi.SUM, mpi.SUM, mpi.MIN, mpi.MAX, mpi.PROD), strict=True))
+        return ops[op]
 
 
 def _widen(data: Data, signature: Signature) -> Data:
     return widen(data, signature.dtype, signature.op, signature.prescale)
-
-
-def _signature(
-    kind: str,
-    dtype: str,
-    size: int,
-    op: str,
-    prescale: float,
-    postscale: float,
-    name: str,
-    *,
-    shape: tuple[int, ...] = (),
-    arrays: tuple[int, ...] = (),
-    blocks: tuple[int, ...] = (),
-    root: int = -1,
-) -> Signature:
-    return Signature(
-        kind=kind,
-        name=name,
-        dtype=dtype,
-        size=size,
-        shape=shape,
-        arrays=arrays,
-        blocks=blocks,
-        op=check_op(op, dtype),
-        prescale=float(prescale),
-        postscale=float(postscale),
-        root=root,
-    )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.collective.buffers import DTYPES, flatten
-from sparkdl.collective.mpi.reductions import check_op, narrow_into, widen
+from sparkdl.collective.mpi.reductions import narrow_into, reduction_of, widen
 from sparkdl.errors import ParamError
 from tests.collective.checks.bfloat16_array import Bfloat16Array
 from tests.collective.checks.element_types import decode
@@ -133,7 +133,7 @@ def test_scaling_does_not_modify_its_input() -> None:
 
 def test_bools_have_no_average() -> None:
     with pytest.raises(ParamError, match="bools"):
-        check_op("avg", "bool")
+        reduction_of("avg", "bool", 1.0, 1.0)
 
 
 def test_average_of_large_unsigned_integers_does_not_overflow_to_negative_ones() -> None:

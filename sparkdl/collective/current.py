@@ -273,4 +273,4 @@ def job_rendezvous(job: RankJob) -> Rendezvous:
         ConnectionError: if the coordinator cannot be reached.
         SparkdlError: if the coordinator has another secret, or has ended.
     """
-    return enter_job(job) if provided.job is None else provided.job[1]
+    return enter_job(job).client if provided.job is None else provided.job[1]

@@ -158,7 +158,7 @@ _SHORT_FAREWELL_S = 5.0
 """How long a failed rank with the coordinator waits for the other ranks, which it has aborted, to leave the job."""
 
 
-def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> RendezvousClient:
+def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> Membership:
     """Connect to the coordinator of a job once per process, and leave the job when the process ends.
 
     Does not wait for other ranks.
@@ -172,7 +172,20 @@ def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> Rendezvou
         ConnectionError: if the coordinator cannot be reached.
         SparkdlError: if the coordinator has another secret, or has ended.
     """
-    return _enter(job, coordinator).client
+    with _entering:
+        if job not in _memberships:
+            client = RendezvousClient.connect(
+                job.coordinator, job.secret, timeout_s=min(job.timeout_s, _CONNECT_TIMEOUT_S)
+            )
+            try:
+                client.post_if_lost(_DEPARTURES, str(job.rank).encode())
+                client.set(ENTERED_KEY, b"")
+            except BaseException:
+                client.close()
+                raise
+            membership = _memberships[job] = Membership(job, client, coordinator)
+            atexit.register(membership.leave)
+        return _memberships[job]
 
 
 def join_job(job: RankJob, coordinator: Coordinator | None = None) -> Communicator:
@@ -186,7 +199,7 @@ def join_job(job: RankJob, coordinator: Coordinator | None = None) -> Communicat
         ConnectionError: if the coordinator cannot be reached.
         SparkdlError: see :func:`enter_job` and :func:`~sparkdl.collective.opening.open_communicator`.
     """
-    membership = _enter(job, coordinator)
+    membership = enter_job(job, coordinator)
     membership.communicator = open_communicator(
         rendezvous=membership.client.view("ranks"),
         rank=job.rank,
@@ -237,24 +250,7 @@ def host_job(
         raise
 
 
-def _enter(job: RankJob, coordinator: Coordinator | None) -> _Membership:
-    with _entering:
-        if job not in _memberships:
-            client = RendezvousClient.connect(
-                job.coordinator, job.secret, timeout_s=min(job.timeout_s, _CONNECT_TIMEOUT_S)
-            )
-            try:
-                client.post_if_lost(_DEPARTURES, str(job.rank).encode())
-                client.set(ENTERED_KEY, b"")
-            except BaseException:
-                client.close()
-                raise
-            membership = _memberships[job] = _Membership(job, client, coordinator)
-            atexit.register(membership.leave)
-        return _memberships[job]
-
-
-class _Membership:
+class Membership:
     """Membership of this process in a job, until the process ends.
 
     Attributes:
@@ -269,6 +265,7 @@ class _Membership:
         self._pid = os.getpid()
 
     def leave(self) -> None:
+        """Leave the job, at the end of the process; after an exception report it, and abort the other ranks."""
         if os.getpid() != self._pid:
             return  # the ending process is a forked child
         # The exception that ends the program, which the interpreter has just printed.
@@ -313,7 +310,7 @@ class _Membership:
             )
 
 
-_memberships: dict[RankJob, _Membership] = {}
+_memberships: dict[RankJob, Membership] = {}
 _entering = threading.Lock()
 
 # A forked child does not have the threads of the clients.

@@ -50,11 +50,6 @@ def uses_mpi(transport: str) -> bool:
     return transport in ("mpi", "hierarchical-mpi")
 
 
-def is_hierarchical(transport: str) -> bool:
-    """Whether CUDA tensors use NCCL only inside a host."""
-    return transport in ("hierarchical", "hierarchical-mpi")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Opening:
     """One opening of a communicator, by the arguments of :func:`open_communicator`.

@@ -74,17 +74,11 @@ class Movements(Submission):
     def _allgather_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
-        world_size = self.communicator.world_size
         handles: list[Handle] = []
         finishes: list[Finish] = []
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for output, tensor in zip(outputs, inputs, strict=True):
-            if output.numel() != tensor.numel() * world_size or output.dtype != tensor.dtype:
-                raise ParamError(
-                    f"allgather of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks needs "
-                    f"{tensor.numel() * world_size} such elements of output, got {tuple(output.shape)} "
-                    f"{output.dtype}."
-                )
+            check_dtypes("allgather", tensor, output)
             target = movable(output)
             sources, targets = groups.setdefault(target.dtype, ([], []))
             sources.append(movable(tensor))
@@ -112,52 +106,11 @@ class Movements(Submission):
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for outputs, tensor in zip(output_lists, inputs, strict=True):
-            sizes = [output.numel() for output in outputs]
-            rank, world_size = self.communicator.rank, self.communicator.world_size
-            if len(sizes) != world_size or sizes[rank] != tensor.numel():
-                raise ParamError(
-                    f"allgather of {tensor.numel()} elements on rank {rank} of {world_size} does not fit "
-                    f"outputs of {sizes} elements."
-                )
             source = movable(tensor)
-            counts = [size * elements_per_element(tensor) for size in sizes]
+            counts = [output.numel() * elements_per_element(tensor) for output in outputs]
             target = source.new_empty(sum(counts))
             handles += self._call("allgather", opts, source, target, counts=counts)
             finishes += restoring_parts(target, outputs)
-        return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
-
-    @recorded("all_gather", 1)
-    def allgather_coalesced(
-        self,
-        output_lists: Sequence[Sequence[torch.Tensor]],
-        inputs: Sequence[torch.Tensor],
-        opts: Any = ALL_GATHER,
-    ) -> Any:
-        """Copy the inputs of every rank to that rank's list: ``output_lists[r][i]`` becomes input i of rank r."""
-        world_size = self.communicator.world_size
-        sizes = [[output.numel() for output in outputs] for outputs in output_lists]
-        input_sizes = [tensor.numel() for tensor in inputs]
-        if len(sizes) != world_size or any(of_rank != input_sizes for of_rank in sizes):
-            raise ParamError(
-                f"allgather_coalesced of inputs of {input_sizes} elements over {world_size} ranks needs as many such "
-                f"lists of outputs, got lists of {sizes} elements."
-            )
-        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
-            check_dtypes("allgather_coalesced", tensor, *outputs)
-        if (other := self.accelerator_of(inputs[0])) is not None:
-            return other.allgather_coalesced(output_lists, inputs, opts)
-        handles: list[Handle] = []
-        finishes: list[Finish] = []
-        groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
-            source = movable(tensor)
-            target = source.new_empty(source.numel() * world_size)
-            sources, targets = groups.setdefault(source.dtype, ([], []))
-            sources.append(source)
-            targets.append(target)
-            finishes += restoring_parts(target, outputs)
-        for sources, targets in groups.values():
-            handles += self._call("allgather_group", opts, sources, targets)
         return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
 
     @recorded("broadcast")

@@ -31,7 +31,6 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from sparkdl.collective import Communicator, Rendezvous, all_gather_bytes
 from sparkdl.collective.nccl.hierarchy import open_hierarchy
 from sparkdl.collective.nccl.opening import find_shared_gpus, may_share_gpus, open_nccl_group
-from sparkdl.collective.opening import is_hierarchical
 from sparkdl.errors import ParamError
 from sparkdl.topology import name_ranks
 from sparkdl.torch.gpu.hierarchical import HierarchicalAccelerator
@@ -120,7 +119,7 @@ def agree_on_backend(
     chosen = choose_cuda_backend(
         [rank["backend"] for rank in ranks],
         [rank["gpu"] for rank in ranks],
-        is_hierarchical=is_hierarchical(communicator.requested_transport),
+        is_hierarchical=communicator.requested_transport.startswith("hierarchical"),
         num_hosts=communicator.topology.num_hosts,
         may_share=may_share,
     )

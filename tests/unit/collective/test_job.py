@@ -46,7 +46,7 @@ def test_coordinator_outlives_the_last_rank(
 ) -> None:
     jobs = [job_of(rank, coordinator) for rank in range(2)]
     enter_job(jobs[0], coordinator)
-    client = enter_job(jobs[1])
+    client = enter_job(jobs[1]).client
     with ThreadPoolExecutor() as pool:
         list(pool.map(join_job, jobs))  # their communicator is closed as they leave
         leaving = pool.submit(leaves[0])

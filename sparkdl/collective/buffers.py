@@ -240,4 +240,4 @@ class DeviceArray:
     count: int
     dtype: str
     gpu: int | None = None
-    owner: object = None
+    owner: Any = None

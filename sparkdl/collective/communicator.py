@@ -124,6 +124,7 @@ class Communicator(AbstractContextManager["Communicator"]):
         stall_check: when operations that some ranks do not join are reported.
         monitors: monitors of this communicator's operations, and of its messages.
         telemetry: the monitors of this communicator and of its process sets.
+        timeline: timeline that was started on this communicator and is running; None if there is none.
         world_ranks: world rank of each rank, its number in the communicator from which all others of the family were
             split. Reports and timelines use these numbers.
     """
@@ -148,7 +149,7 @@ class Communicator(AbstractContextManager["Communicator"]):
         self.world_ranks = opening.world_ranks
         self._own_rendezvous = opening.own_rendezvous
         self._num_opened: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        self._timeline: Timeline | None = None
+        self.timeline: Timeline | None = None
 
     @property
     def takes_device_memory(self) -> bool:
@@ -491,11 +492,6 @@ class Communicator(AbstractContextManager["Communicator"]):
         with self._duplicate("report") as duplicate:
             return gather_world_report(self, duplicate)
 
-    @property
-    def has_timeline(self) -> bool:
-        """Whether a timeline that was started on this communicator is running."""
-        return self._timeline is not None
-
     def start_timeline(
         self, path: str | os.PathLike[str], *, max_events: int = 65536, is_live: bool = False
     ) -> None:
@@ -512,12 +508,12 @@ class Communicator(AbstractContextManager["Communicator"]):
         Raises:
             ParamError: if a timeline is already running, or rank 0 cannot write the file.
         """
-        if self._timeline is not None:
+        if self.timeline is not None:
             raise ParamError(f"a timeline of {self.name!r} runs already; stop it first")
         check_counts(least=1, max_events=max_events)
         duplicate = self._duplicate("timeline")
         try:
-            self._timeline = Timeline(
+            self.timeline = Timeline(
                 duplicate, self.telemetry, Path(path), max_events=max_events, is_live=is_live
             )
         except BaseException:
@@ -536,20 +532,20 @@ class Communicator(AbstractContextManager["Communicator"]):
         Raises:
             ParamError: if no timeline is running, or rank 0 cannot write the file.
         """
-        timeline, self._timeline = self._timeline, None
+        timeline, self.timeline = self.timeline, None
         if timeline is None:
             raise ParamError(f"no timeline of {self.name!r} runs; start one first")
         timeline.stop(timeout_s=timeout_s, more=more)
 
     def drop_timeline(self) -> None:
         """End a running timeline of this rank without a file and without the other ranks."""
-        timeline, self._timeline = self._timeline, None
+        timeline, self.timeline = self.timeline, None
         if timeline is not None:
             timeline.drop()
 
     def _end_timeline(self) -> None:
         """End a running timeline; transports call this first when they close."""
-        if self._timeline is None:
+        if self.timeline is None:
             return
         try:
             self.stop_timeline(timeout_s=_LAST_TIMELINE_S)

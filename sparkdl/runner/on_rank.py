@@ -263,7 +263,7 @@ def _has_met(context: RankContext) -> bool:
     mpi = sys.modules.get("mpi4py.MPI")
     is_in_mpi = mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1
     is_in_torch = dist.is_initialized() and dist.get_world_size() > 1
-    return context.open_communicator is not None or has_met() or is_in_torch or is_in_mpi
+    return context.open_communicator is not None or has_met.is_set() or is_in_torch or is_in_mpi
 
 
 def _checked(value: Any) -> Any:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 from weakref import WeakKeyDictionary
@@ -216,8 +217,8 @@ _KEY = "sparkdl/invitation"
 # Keeps the stores alive: that of rank 0 serves the other ranks.
 _stores: list[Store] = []
 
-_met = [False]
-"""Whether this rank has opened a store together with other ranks."""
+has_met = Event()
+"""Whether this rank has run a rendezvous of torch.distributed with other ranks."""
 
 
 class JobStore(RendezvousStore):
@@ -275,15 +276,10 @@ def meet(url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any) -> Iterato
 def _job_store(job: RankJob, rank: int, world_size: int, timeout: timedelta) -> Store:
     if world_size == 1 < job.world_size:
         return HashStore()  # this rank meets no other
-    _met[0] = True
+    has_met.set()
     store = JobStore(job, rank, world_size, timeout_s=to_seconds(timeout))
     _stores.append(store)  # C++ keeps only its half
     return store
-
-
-def has_met() -> bool:
-    """Whether this rank has run a rendezvous of torch.distributed with other ranks."""
-    return _met[0]
 
 
 def job_of(store: Any) -> RankJob | None:
@@ -300,7 +296,7 @@ def _note_elsewhere(job: RankJob | None, world_size: int | str | None) -> None:
     """
     if job is None or str(world_size) == "1":
         return
-    _met[0] = True
+    has_met.set()
     if is_own_run(os.environ):
         with suppress(SparkdlError, ConnectionError):  # the ranks now meet without our coordinator
             job_rendezvous(job)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sparkdl.collective.mpi.library import check_one_world, create_group, is_cuda_aware, load_mpi, unfinished
 from sparkdl.collective.mpi.messages import MpiMessages
 from sparkdl.collective.mpi.movements import MpiGroups
-from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature, last_joined
+from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature
 from sparkdl.collective.mpi.peers import PeerWatch
 from sparkdl.collective.operation_queue import OperationQueue
 from sparkdl.collective.telemetry.monitor import OperationMonitor
@@ -133,7 +133,8 @@ class MpiCommunicator(MpiGroups):
             return  # raised by the other ranks too; this rank continues to wait for their next operation
         self._timing.all_here()
         if agreed.kind == JOIN:
-            last.append(last_joined(self._agreement.signatures))
+            signatures = self._agreement.signatures
+            last.append(max(range(len(signatures)), key=lambda rank: (signatures[rank].joined_at, rank)))
         elif agreed.kind == "allgather":
             yield from self._gather_zeros(agreed)
         elif agreed.op:

@@ -185,11 +185,6 @@ def agree(signatures: Sequence[Signature], number: int) -> Signature:
     return agreed
 
 
-def last_joined(signatures: Sequence[Signature]) -> int:
-    """Return the rank that joined last, the highest if there were several."""
-    return max(range(len(signatures)), key=lambda rank: (signatures[rank].joined_at, rank))
-
-
 def check_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int, ...]:
     """Return the number of elements of each rank's block as Python integers.
 

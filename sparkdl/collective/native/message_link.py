@@ -199,7 +199,11 @@ class MessageLink:
                 self._news.notify_all()
                 return
         is_closed = isinstance(self._broken, _ClosedError)
-        message.fail(self._broken if is_closed else self._explain(message, self._broken))
+        message.fail(
+            self._broken
+            if is_closed
+            else fail_communicator(message, self._broken, self._parent(), self._parent_name)
+        )
 
     def take_for_any(self, tag: int) -> None:
         """Match an offer with this tag, if there is one, with a receive from any rank."""
@@ -409,10 +413,7 @@ class MessageLink:
             failed.remove(culprit)
             culprit.fail(error)
         for message in failed:
-            message.fail(self._explain(message, error))
-
-    def _explain(self, message: PendingMessage, error: Exception) -> CommunicatorError:
-        return fail_communicator(message, error, self._parent(), self._parent_name)
+            message.fail(fail_communicator(message, error, self._parent(), self._parent_name))
 
     def _leave(self) -> None:
         """Close the link; without a failure, send ``BYE`` to the other end first."""

@@ -11,7 +11,7 @@ communicator does both. Aborting NCCL affects only the rank that aborts; the com
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -165,12 +165,16 @@ _NEWS_S = 1.0
 
 
 class NcclHandle:
-    """Handle of operations that were put on a stream; keeps their arrays alive as long as it exists."""
+    """Handle of operations that were put on a stream; keeps their arrays alive as long as it exists.
+
+    Attributes:
+        arrays: the arrays that the operations use.
+    """
 
     def __init__(self, group: NcclGroup, number: int, arrays: list[DeviceArray]) -> None:
         self._group = group
         self._number = number
-        self._arrays = arrays
+        self.arrays = arrays
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block the calling thread until the GPU has completed the operations.
@@ -186,10 +190,6 @@ class NcclHandle:
         """
         limit_s = self._group.timeout_s if timeout_s is None else timeout_s
         self._group.call(lambda core: core.wait(self._number, limit_s))
-
-    def owners(self) -> list[Any]:
-        """The arrays that the operations use."""
-        return [array.owner for array in self._arrays]
 
     def join(self, stream: int) -> None:
         """Make later work on another stream follow the operations; the host does not wait.

@@ -112,7 +112,7 @@ def _events_of(
         "name": f"{record.kind} {record.name}" if record.name else record.kind,
         "cat": category,
         "ts": begun,
-        "dur": _duration(begun, done),
+        "dur": round(done - begun, 3),
         "args": _arguments(record),
         **location,
     }
@@ -126,7 +126,7 @@ def _events_of(
         "name": wait,
         "cat": f"NEGOTIATE_{category}",
         "ts": arrived,
-        "dur": _duration(arrived, transfer),
+        "dur": round(transfer - arrived, 3),
         **location,
     }
     yield {
@@ -134,13 +134,9 @@ def _events_of(
         "name": "transfer",
         "cat": f"TRANSFER_{category}",
         "ts": transfer,
-        "dur": _duration(transfer, done),
+        "dur": round(done - transfer, 3),
         **location,
     }
-
-
-def _duration(begin: float, end: float) -> float:
-    return round(end - begin, 3)
 
 
 def _arguments(record: OperationRecord) -> Event:
@@ -196,16 +192,13 @@ class LiveTimeline:
         new_keys = [key for key in news if key not in self._keys]
         self._keys += new_keys
         parts = [news.get(key, Recorded(key=key)) for key in self._keys]
-        events = operation_events(self._rank, parts, self._microseconds)
+        events = operation_events(self._rank, parts, lambda time_ns: max(0, time_ns - self._begin_ns) / 1000)
         if new_keys:
             label = f"rank {self._rank} on {socket.gethostname()}"
             events = describe_rank(self._rank, label, parts) + events
         if events:
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines(f"{_encode(event)},\n" for event in events)
-
-    def _microseconds(self, time_ns: int) -> float:
-        return max(0, time_ns - self._begin_ns) / 1000
 
 
 _REST_S = 5.0
@@ -232,7 +225,14 @@ class Timeline:
         self._duplicate = duplicate
         self._telemetry = telemetry
         self._path = path
-        self._raise_together(_try_to_write(path) if duplicate.rank == 0 else "", None)
+        self._world_ranks = duplicate.world_ranks
+        problem = ""
+        if duplicate.rank == 0:
+            try:
+                path.touch()
+            except OSError as error:
+                problem = str(error)
+        self._raise_together(problem, None)
         self._first_offset = measure_offset(duplicate)
         # The file's time begins here, on rank 0's clock.
         begin = np.array([time.monotonic_ns(), time.time_ns() // 1000], np.int64)
@@ -241,7 +241,7 @@ class Timeline:
         self._rendezvous = duplicate.rendezvous.view(f"{duplicate.name}/{self._begin_ns}")
         is_live = is_live and duplicate.rank == 0
         telemetry.start_recording(max_events, has_news=is_live)
-        self._live = LiveTimeline(path, telemetry, self._world_rank(0), self._begin_ns) if is_live else None
+        self._live = LiveTimeline(path, telemetry, self._world_ranks[0], self._begin_ns) if is_live else None
 
     def stop(self, *, timeout_s: float | None = None, more: More | None = None) -> None:
         """End the recording and write the file; collective.
@@ -277,9 +277,6 @@ class Timeline:
         self._telemetry.stop_recording()
         self._duplicate.close()
 
-    def _world_rank(self, rank: int) -> int:
-        return self._duplicate.world_ranks[rank]
-
     def _raise_together(self, problem: str, timeout_s: float | None) -> None:
         """Raise rank 0's problem on every rank."""
         text = broadcast_bytes(
@@ -293,7 +290,7 @@ class Timeline:
             # Operations that began before the timeline are shown from its beginning.
             return max(0, clock.to_shared(time_ns) - self._begin_ns) / 1000
 
-        rank = self._world_rank(self._duplicate.rank)
+        rank = self._world_ranks[self._duplicate.rank]
         labels = label_communicators(part.key for part in recorded)
         seen = {
             "events": describe_rank(rank, f"rank {rank} on {socket.gethostname()}", recorded)
@@ -320,14 +317,14 @@ class Timeline:
         if problem:
             raise ParamError(f"the timeline cannot be written to {self._path}: {problem}")
         if missing:
-            ranks = [self._world_rank(rank) for rank in sorted(missing)]
+            ranks = [self._world_ranks[rank] for rank in sorted(missing)]
             logger.warning("The timeline %s is without %s: %s", self._path, name_ranks(ranks), error)
 
     def _write(self, gathered: list[bytes], missing: dict[int, str]) -> str:
         """Write the file; return the error, or an empty string."""
         present = [rank for rank in range(self._duplicate.world_size) if rank not in missing]
         seen = {
-            f"rank {self._world_rank(rank)}": json.loads(zlib.decompress(part))
+            f"rank {self._world_ranks[rank]}": json.loads(zlib.decompress(part))
             for rank, part in zip(present, gathered, strict=True)
         }
         events = [event for part in seen.values() for event in part["events"]]
@@ -336,7 +333,7 @@ class Timeline:
             "start_time_since_epoch_in_micros": self._begin_epoch_us,
             "clock_error_us": {rank: part["clock_error_us"] for rank, part in seen.items()},
             "dropped": dropped,
-            "missing": {f"rank {self._world_rank(rank)}": why for rank, why in missing.items()},
+            "missing": {f"rank {self._world_ranks[rank]}": why for rank, why in missing.items()},
         }
         if dropped:
             logger.warning(
@@ -353,11 +350,3 @@ class Timeline:
         except OSError as error:
             return str(error)
         return ""
-
-
-def _try_to_write(path: Path) -> str:
-    try:
-        path.touch()
-    except OSError as error:
-        return str(error)
-    return ""

@@ -54,7 +54,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         ValueError: if ``init`` has not been called, or the file cannot be written.
     """
     world = session().world
-    if world.has_timeline:
+    if world.timeline is not None:
         world.stop_timeline()
     session().mark_cycles(mark_cycles)
     world.start_timeline(file_path, is_live=True)
@@ -67,7 +67,7 @@ def stop_timeline() -> None:
         ValueError: if ``init`` has not been called, or the file cannot be written.
     """
     world = session().world
-    if world.has_timeline:
+    if world.timeline is not None:
         world.stop_timeline()
     else:
         logger.info("There is no timeline to stop.")

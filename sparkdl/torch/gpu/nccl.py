@@ -331,7 +331,9 @@ class NcclAccelerator(OwnAccelerator):
 
     def _run_together(self, operations: Sequence[_Operation]) -> NcclWork:
         first, *others = operations
-        timeout_s = max(self._timeout_of(operation.opts) for operation in operations)
+        timeout_s = max(
+            seconds(getattr(operation.opts, "timeout", None)) or self._timeout_s for operation in operations
+        )
         asynchronous = any(getattr(operation.opts, "asyncOp", True) for operation in operations)
         finishes: list[Finish] = []
         batch = self._group.batch()
@@ -341,7 +343,7 @@ class NcclAccelerator(OwnAccelerator):
         handle = batch.run(stream=stream, after=current, timeout_s=timeout_s)
         self._lane.order(handle)
         if stream != current:
-            self._lane.keep(handle.owners())
+            self._lane.keep([array.owner for array in handle.arrays])
         mark = None
         if finishes or self._lane.is_capturing():
             # Torch's own events, as the copies are torch's, and a graph holds no events of operations.
@@ -352,9 +354,6 @@ class NcclAccelerator(OwnAccelerator):
                 mark = self._lane.mark()
         outputs = [*first.outputs, *(tensor for operation in others for tensor in operation.outputs)]
         return NcclWork(outputs, self._unawaited, self._group, handle, self._lane, mark)
-
-    def _timeout_of(self, opts: Any) -> float:
-        return seconds(getattr(opts, "timeout", None)) or self._timeout_s
 
     def _blocks(self, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
         return list(tensor.split(rows_of_blocks(tensor, sizes, self._group.world_size)))

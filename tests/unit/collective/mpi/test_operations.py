@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collective.mpi.operations import JOIN, Signature, agree, last_joined
+from sparkdl.collective.mpi.operations import JOIN, Signature, agree
 from sparkdl.errors import MismatchError
 
 GRAD = Signature(kind="allreduce", name="grad", dtype="float32", size=10, op="sum")
@@ -64,12 +64,6 @@ def test_joined_ranks_do_not_affect_the_agreement_of_the_others() -> None:
     assert agree([joined, GRAD, joined], 4) == GRAD
     with pytest.raises(MismatchError, match=r"ranks 0, 2 said join; rank 1 said broadcast"):
         agree([joined, Signature(kind="broadcast", dtype="int8", size=3, root=1), joined], 4)
-
-
-def test_last_joined_rank_is_the_highest_of_those_that_joined_last() -> None:
-    signatures = [Signature(kind=JOIN, joined_at=at) for at in (5, 9, 2, 9, 1)]
-    assert agree(signatures, 9).kind == JOIN
-    assert last_joined(signatures) == 3
 
 
 def exchange(sends: list[list[int]], receives: list[list[int]]) -> list[Signature]:

@@ -97,26 +97,6 @@ finders: list[Finder] = []
 """Finders that other packages have added, for the variables of further launchers."""
 
 
-def find_job(environ: Mapping[str, str]) -> Callable[[], Communicator] | None:
-    """Return a function that opens the communicator of this process's job; None outside a job.
-
-    The variables of ``sparkdl run`` are tried first. Those of ``mpiexec`` are tried last, because all child processes
-    inherit them.
-
-    Raises:
-        LaunchError: if only some of a launcher's variables are set; the message names the missing ones.
-    """
-    if not finders and is_torchruns(environ):
-        raise LaunchError(
-            "torchrun started this process: import sparkdl.torch, which knows torchrun's variables."
-        )
-    job = find_own_job(environ)
-    if job is not None:
-        return partial(join_job, job)
-    openers = (finder(environ) for finder in (*finders, find_mpi_world))
-    return next((opener for opener in openers if opener is not None), None)
-
-
 def find_own_job(environ: Mapping[str, str]) -> RankJob | None:
     """Return the job of ``sparkdl run`` in which this process is a rank; None if there is none.
 
@@ -146,10 +126,17 @@ def current_communicator() -> Communicator | None:
     """
     with _lock:
         if not _sources:
-            find = find_job(os.environ)
-            if find is None:
+            if not finders and is_torchruns(os.environ):
+                raise LaunchError(
+                    "torchrun started this process: import sparkdl.torch, which knows torchrun's variables."
+                )
+            job = find_own_job(os.environ)
+            # mpiexec last, as all child processes inherit its variables.
+            openers = (finder(os.environ) for finder in (*finders, find_mpi_world))
+            opener = partial(join_job, job) if job else next(filter(None, openers), None)
+            if opener is None:
                 return None
-            set_current_communicator(find())
+            set_current_communicator(opener())
         return _sources[0][0]()
 
 

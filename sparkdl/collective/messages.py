@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.collective.buffers import DTYPES, item_bytes
 from sparkdl.collective.operation_queue import FutureHandle
-from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
+from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
 from sparkdl.errors import (
     CommunicatorAbortedError,
     CommunicatorError,
@@ -116,7 +116,7 @@ class PendingMessage:
             CommunicatorTimeoutError: if the deadline has passed, or the message has stalled for too long.
         """
         if self._deadline is None or self._stall is None:
-            self._deadline, self._stall = Deadline(self.timeout_s), StallTimer(parent.stall_check)
+            self._deadline, self._stall = Deadline(self.timeout_s), StallTimer()
             ranks = range(parent.world_size) if self.peer < 0 else (parent.rank, self.peer)
             both = [parent.world_ranks[rank] for rank in ranks]
             self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
@@ -127,14 +127,7 @@ class PendingMessage:
         if self._timing.ready_ns:
             return  # both ends have called
         missing = "no rank had sent one" if self.peer < 0 else f"rank {self.peer} had not joined"
-        if self._stall.is_over:
-            called = numbered(parent.name, parent.world_ranks)
-            raise CommunicatorTimeoutError(
-                f"{self.what} on {called} stalled for {parent.stall_check.abort_after_s:g} s: {missing}"
-            )
-        if self._stall.warning_is_due:
-            called = numbered(parent.name, parent.world_ranks)
-            warn_of_stall(called, parent.rank, self.what, self._stall.waited_s, missing)
+        self._stall.check(parent, self.what, lambda: missing)
 
     def _end_wait(self) -> None:
         if self._wait is not None:

@@ -51,16 +51,15 @@ class Reduction:
     prescale: float = 1.0
 
 
-_REDUCTIONS = {kind: Reduction(op=op) for kind, op in PLAIN_OPS.items()}
-
-
-def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
+def reduction_of(reduce_op: Any) -> Reduction:
     """Translate a c10d ``ReduceOp``.
 
     Raises:
         ParamError: if communicators do not have the operation, as a bitwise one.
     """
-    kind, factor = _parts(reduce_op)
+    # torch shows the factor only in the operation's pickled state.
+    is_kind = isinstance(reduce_op, dist.ReduceOp.RedOpType)
+    kind, factor = (reduce_op, None) if is_kind else reduce_op.__getstate__()
     if kind == dist.ReduceOp.PREMUL_SUM:
         return Reduction(op="sum", prescale=float(factor))
     if kind not in PLAIN_OPS:
@@ -68,15 +67,7 @@ def reduction_of(reduce_op: dist.ReduceOp) -> Reduction:
             f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX or PRODUCT. MAX of bools is their logical 'or',"
             " MIN their 'and'."
         )
-    return _REDUCTIONS[kind]
-
-
-def _parts(reduce_op: Any) -> tuple[Any, Any]:
-    """The kind of an operation and its factor, which torch shows only in the operation's pickled state."""
-    if isinstance(reduce_op, dist.ReduceOp.RedOpType):
-        return reduce_op, None
-    kind, factor = reduce_op.__getstate__()
-    return kind, factor
+    return Reduction(op=PLAIN_OPS[kind])
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:

@@ -257,7 +257,8 @@ def meet(url: str, timeout: timedelta = _MEET_TIMEOUT, **kwargs: Any) -> Iterato
     set, use torch's own handler.
     """
     job, parts = current_job(), urlparse(url)
-    host, port = parts.hostname, parts.port
+    host: str | None = parts.hostname
+    port: str | int | None = parts.port
     named, is_env = dict(parse_qsl(parts.query)), parts.scheme == "env"
     if is_env:
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.mpi.library import check_one_world, create_group, is_cuda_aware, load_mpi, unfinished
@@ -21,7 +22,7 @@ from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature
 from sparkdl.collective.mpi.peers import PeerWatch
 from sparkdl.collective.operation_queue import OperationQueue
 from sparkdl.collective.telemetry.monitor import OperationMonitor
-from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer, numbered, warn_of_stall
+from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.store import all_gather_bytes
@@ -197,7 +198,7 @@ class MpiCommunicator(MpiGroups):
 
     def _wait_for(self, signature: Signature, request: MPI.Request, deadline: Deadline) -> None:
         spin = deadline.at_most(_SPIN_S)
-        stall = StallTimer(self.stall_check)
+        stall, find_missing = StallTimer(), partial(self._who_is_missing, signature)
         while not request.Test():
             self._check(signature)
             if deadline.expired:
@@ -205,17 +206,11 @@ class MpiCommunicator(MpiGroups):
                 raise CommunicatorTimeoutError(
                     f"{signature} on {self.name!r} was not complete within {deadline.timeout_s:g} s: {who}"
                 )
-            if stall.is_over:
-                who = self._who_is_missing(signature)
-                reason = (
-                    f"{signature} on {self.name!r} stalled for {self.stall_check.abort_after_s:g} s: {who}"
-                )
-                self._watch.abort(reason)
-                raise CommunicatorTimeoutError(reason)
-            if stall.warning_is_due:
-                waited_s = stall.waited_s
-                called = numbered(self.name, self.world_ranks)
-                warn_of_stall(called, self.rank, str(signature), waited_s, self._who_is_missing(signature))
+            try:
+                stall.check(self, signature, find_missing)
+            except CommunicatorTimeoutError as error:
+                self._watch.abort(str(error))
+                raise
             if spin.expired:
                 time.sleep(_NAP_S)
             else:

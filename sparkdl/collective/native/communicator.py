@@ -59,7 +59,7 @@ class NativeCommunicator(Communicator):
         self._memory = memory
         self._num_arenas = 0
         self._has_room = True
-        self._messages = NativeMessages(self, opening.own_rendezvous)
+        self._messages: NativeMessages = NativeMessages(self, opening.own_rendezvous)
         self.monitors = core.monitor, self._messages.monitor
 
     @property

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import CommunicatorTimeoutError, ParamError
 from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S
 from sparkdl.topology import name_ranks
 
@@ -58,30 +59,33 @@ class StallCheck:
 class StallTimer:
     """Measures how long an operation has made no progress; for transports in Python."""
 
-    def __init__(self, check: StallCheck) -> None:
-        self._check = check
+    def __init__(self) -> None:
         self._began = time.monotonic()
         self._num_warnings = 0
 
-    @property
-    def waited_s(self) -> float:
-        """Seconds without progress."""
-        return time.monotonic() - self._began
+    def check(self, communicator: Communicator, operation: object, find_missing: Callable[[], str]) -> None:
+        """Warn of a stall if a warning is due.
 
-    @property
-    def warning_is_due(self) -> bool:
-        """Whether a warning is due; true once per warning."""
-        after_s = self._check.warn_after_s
-        if after_s is None or self.waited_s < after_s * (self._num_warnings + 1):
-            return False
+        Args:
+            communicator: communicator of the operation.
+            operation: description of the operation.
+            find_missing: function that describes the missing ranks.
+
+        Raises:
+            CommunicatorTimeoutError: if the operation has stalled for too long.
+        """
+        check, waited_s = communicator.stall_check, time.monotonic() - self._began
+        is_over = check.abort_after_s is not None and waited_s >= check.abort_after_s
+        after_s = math.inf if check.warn_after_s is None else check.warn_after_s * (self._num_warnings + 1)
+        if not is_over and waited_s < after_s:
+            return
+        called, missing = numbered(communicator.name, communicator.world_ranks), find_missing()
+        if is_over:
+            raise CommunicatorTimeoutError(
+                f"{operation} on {called} stalled for {check.abort_after_s:g} s: {missing}"
+            )
         self._num_warnings += 1
-        return True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the operation has to be given up."""
-        after_s = self._check.abort_after_s
-        return after_s is not None and self.waited_s >= after_s
+        warn_of_stall(called, communicator.rank, str(operation), waited_s, missing)
 
 
 def numbered(name: str, world_ranks: Sequence[int]) -> str:

@@ -114,8 +114,8 @@ class MpiCommunicator(MpiGroups):
             self._comm.Free()
             unfinished.discard(self)
 
-    def _carry_out(self, plan: MpiPlan) -> None:
-        self._drive(self._agree_and_move(plan), plan.signature, plan.timeout_s)
+    def _carry_out(self, plan: MpiPlan, timeout_s: float | None) -> None:
+        self._drive(self._agree_and_move(plan), plan.signature, timeout_s)
 
     def _agree_and_move(self, plan: MpiPlan) -> Steps:
         yield from self._agreement.reach(plan.signature, self._num_joined - 1)

@@ -46,7 +46,6 @@ class MpiMovements(MpiOperations):
         *,
         counts: Sequence[int] | None = None,
         name: str = "",
-        timeout_s: float | None = None,
     ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         signature = replace(
@@ -54,13 +53,11 @@ class MpiMovements(MpiOperations):
             shape=shape_to_agree_on(name, source, rows=True),
         )
         steps = partial(self._allgather, source, target, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[source, target])
 
     allgather_async, allgather = both_forms(_plan_allgather)
 
-    def _plan_broadcast(
-        self, array: Array, *, root: int, name: str = "", timeout_s: float | None = None
-    ) -> MpiPlan:
+    def _plan_broadcast(self, array: Array, *, root: int, name: str = "") -> MpiPlan:
         is_root = self.rank == self._check_root(root)
         buffer = flatten(array, reads=is_root, writes=not is_root)
         signature = Signature(
@@ -72,7 +69,7 @@ class MpiMovements(MpiOperations):
             root=root,
         )
         steps = partial(self._broadcast, buffer, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[buffer])
 
     broadcast_async, broadcast = both_forms(_plan_broadcast)
 
@@ -84,13 +81,12 @@ class MpiMovements(MpiOperations):
         root: int,
         counts: Sequence[int] | None = None,
         name: str = "",
-        timeout_s: float | None = None,
     ) -> MpiPlan:
         source, target = flatten(array), self._flatten_on(root, out, writes=True)
         signature = self._signature("gather", target, source, counts, name, root)
         steps = partial(self._gather, source, target, signature)
         buffers = [source] if target is None else [source, target]
-        return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=buffers)
 
     gather_async, gather = both_forms(_plan_gather)
 
@@ -102,13 +98,12 @@ class MpiMovements(MpiOperations):
         root: int,
         counts: Sequence[int] | None = None,
         name: str = "",
-        timeout_s: float | None = None,
     ) -> MpiPlan:
         source, target = self._flatten_on(root, array), flatten(out, reads=False, writes=True)
         signature = self._signature("scatter", source, target, counts, name, root)
         steps = partial(self._scatter, source, target, signature)
         buffers = [target] if source is None else [source, target]
-        return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=buffers)
 
     scatter_async, scatter = both_forms(_plan_scatter)
 
@@ -120,7 +115,6 @@ class MpiMovements(MpiOperations):
         send_counts: Sequence[int] | None = None,
         receive_counts: Sequence[int] | None = None,
         name: str = "",
-        timeout_s: float | None = None,
     ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         if (send_counts is None) != (receive_counts is None):
@@ -131,12 +125,12 @@ class MpiMovements(MpiOperations):
             raise ParamError(f"alltoall cannot put {source.dtype} into {target.dtype}")
         signature = Signature(kind="alltoall", name=name, dtype=source.dtype, sends=sends, receives=receives)
         steps = partial(self._alltoall, source, target, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[source, target])
 
     alltoall_async, alltoall = both_forms(_plan_alltoall)
 
-    def _plan_barrier(self, *, name: str = "", timeout_s: float | None = None) -> MpiPlan:
-        return MpiPlan(signature=Signature(kind="barrier", name=name), timeout_s=timeout_s)
+    def _plan_barrier(self, *, name: str = "") -> MpiPlan:
+        return MpiPlan(signature=Signature(kind="barrier", name=name))
 
     barrier_async, barrier = both_forms(_plan_barrier)
 
@@ -250,11 +244,8 @@ class MpiGroups(MpiMovements, MpiReductions):
         outs: Sequence[Array],
         *,
         counts: Sequence[Sequence[int] | None] | None = None,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
         name: str = "",
-        timeout_s: float | None = None,
+        **reduction: Any,
     ) -> MpiPlan:
         sources, targets = _flatten_pairs(arrays, outs)
         blocks = self._blocks_of_group(sources, targets, counts)
@@ -263,10 +254,10 @@ class MpiGroups(MpiMovements, MpiReductions):
             name,
             targets[0].dtype,
             blocks,
-            **reduction_of(op, targets[0].dtype, prescale, postscale),
+            **reduction_of(targets[0].dtype, **reduction),
         )
         steps = partial(self._reduce_scatter_group, sources, targets, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=sources + targets)
 
     reduce_scatter_group_async, reduce_scatter_group = both_forms(_plan_reduce_scatter_group)
 
@@ -277,13 +268,12 @@ class MpiGroups(MpiMovements, MpiReductions):
         *,
         counts: Sequence[Sequence[int] | None] | None = None,
         name: str = "",
-        timeout_s: float | None = None,
     ) -> MpiPlan:
         sources, targets = _flatten_pairs(arrays, outs)
         blocks = self._blocks_of_group(targets, sources, counts)
         signature = _signature("allgather", name, sources[0].dtype, blocks)
         steps = partial(self._allgather_group, sources, targets, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=sources + targets, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=sources + targets)
 
     allgather_group_async, allgather_group = both_forms(_plan_allgather_group)
 

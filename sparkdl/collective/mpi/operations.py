@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -233,8 +233,6 @@ def _mix(keys: np.ndarray[Any, Any], counts: Sequence[int]) -> np.ndarray[Any, A
     return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
-P = ParamSpec("P")
-
 _PIECE = 1 << 28
 """Largest number of elements in one call of MPI: libraries without MPI-4 count in 32 bits."""
 
@@ -247,20 +245,11 @@ class MpiPlan:
         signature: signature on which the ranks have to agree.
         steps: function that starts the operation, once they agree; by default there is nothing to do then.
         buffers: arrays that the operation reads or writes.
-        timeout_s: seconds until the operation fails; the communicator's deadline when None.
-
-    Raises:
-        ParamError: if the timeout is not valid.
     """
 
     signature: Signature
     steps: Callable[[], Iterable[MPI.Request]] = tuple
     buffers: Sequence[FlatBuffer] = ()
-    timeout_s: float | None
-
-    def __post_init__(self) -> None:
-        if self.timeout_s is not None:
-            check_timeout(self.timeout_s)
 
 
 class MpiOperations(Communicator):
@@ -271,7 +260,7 @@ class MpiOperations(Communicator):
     _queue: OperationQueue
 
     @abstractmethod
-    def _carry_out(self, plan: MpiPlan) -> None:
+    def _carry_out(self, plan: MpiPlan, timeout_s: float | None) -> None:
         """Agree with the other ranks, and run the steps of the plan."""
 
     def _check_blocks(
@@ -303,22 +292,29 @@ class MpiOperations(Communicator):
         return root
 
 
-def both_forms(
-    plan: Callable[Concatenate[Any, P], MpiPlan],
-) -> tuple[Callable[Concatenate[Any, P], Handle], Callable[Concatenate[Any, P], None]]:
+def both_forms(plan: Callable[..., MpiPlan]) -> tuple[Callable[..., Handle], Callable[..., None]]:
     """Return two methods for the operation of ``plan``: one queues it, the other blocks until it is complete.
 
-    The blocking method runs the operation on the caller's thread if none is queued.
+    Both take the arguments of ``plan``, and ``timeout_s``: seconds until the operation fails; the communicator's
+    deadline when None. The blocking method runs the operation on the caller's thread if none is queued. They raise a
+    :class:`~sparkdl.errors.ParamError` if the timeout is not valid.
     """
 
+    def prepare(
+        self: Any, /, *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Callable[[], None]:
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        return partial(self._carry_out, plan(self, *args, **kwargs), timeout_s)
+
     @wraps(plan)
-    def queue(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
-        handle: Handle = self._queue.submit(partial(self._carry_out, plan(self, *args, **kwargs)))
+    def queue(self: Any, /, *args: Any, **kwargs: Any) -> Handle:
+        handle: Handle = self._queue.submit(prepare(self, *args, **kwargs))
         return handle
 
     @wraps(plan)
-    def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        self._queue.run(partial(self._carry_out, plan(self, *args, **kwargs)))
+    def run(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        self._queue.run(prepare(self, *args, **kwargs))
 
     return queue, run
 

@@ -74,7 +74,9 @@ _SATURATED = ("int8", "uint8", "int16", "uint16")
 """Dtypes whose sums saturate in Open MPI where it adds with AVX, and wrap around everywhere else."""
 
 
-def reduction_of(op: str, dtype: str, prescale: float, postscale: float) -> dict[str, Any]:
+def reduction_of(
+    dtype: str, *, op: str = "sum", prescale: float = 1.0, postscale: float = 1.0
+) -> dict[str, Any]:
     """Return the fields of a signature that say how elements of ``dtype`` are reduced.
 
     Raises:
@@ -171,11 +173,8 @@ class MpiReductions(MpiOperations):
         self,
         array: Array,
         *,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
         name: str = "",
-        timeout_s: float | None = None,
+        **reduction: Any,
     ) -> MpiPlan:
         buffer = flatten(array, writes=True)
         signature = Signature(
@@ -184,10 +183,10 @@ class MpiReductions(MpiOperations):
             dtype=buffer.dtype,
             size=buffer.data.size,
             shape=shape_to_agree_on(name, buffer),
-            **reduction_of(op, buffer.dtype, prescale, postscale),
+            **reduction_of(buffer.dtype, **reduction),
         )
         steps = partial(self._allreduce, [buffer], signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[buffer])
 
     allreduce_async, allreduce = both_forms(_plan_allreduce)
 
@@ -195,11 +194,8 @@ class MpiReductions(MpiOperations):
         self,
         arrays: Sequence[Array],
         *,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
         name: str = "",
-        timeout_s: float | None = None,
+        **reduction: Any,
     ) -> MpiPlan:
         buffers = [flatten(array, writes=True) for array in arrays]
         dtypes = sorted({buffer.dtype for buffer in buffers})
@@ -214,10 +210,10 @@ class MpiReductions(MpiOperations):
             dtype=dtypes[0],
             size=sum(sizes),
             arrays=sizes,
-            **reduction_of(op, dtypes[0], prescale, postscale),
+            **reduction_of(dtypes[0], **reduction),
         )
         steps = partial(self._allreduce, buffers, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=buffers, timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=buffers)
 
     allreduce_group_async, allreduce_group = both_forms(_plan_allreduce_group)
 
@@ -227,11 +223,8 @@ class MpiReductions(MpiOperations):
         out: Array,
         *,
         counts: Sequence[int] | None = None,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
         name: str = "",
-        timeout_s: float | None = None,
+        **reduction: Any,
     ) -> MpiPlan:
         source, target = flatten(array), flatten(out, reads=False, writes=True)
         blocks = self._check_blocks(source, target, counts)
@@ -242,10 +235,10 @@ class MpiReductions(MpiOperations):
             size=0 if blocks else target.data.size,
             shape=shape_to_agree_on(name, source, rows=True),
             blocks=blocks,
-            **reduction_of(op, source.dtype, prescale, postscale),
+            **reduction_of(source.dtype, **reduction),
         )
         steps = partial(self._reduce_scatter, source, target, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=[source, target], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[source, target])
 
     reduce_scatter_async, reduce_scatter = both_forms(_plan_reduce_scatter)
 
@@ -254,11 +247,8 @@ class MpiReductions(MpiOperations):
         array: Array,
         *,
         root: int,
-        op: str = "sum",
-        prescale: float = 1.0,
-        postscale: float = 1.0,
         name: str = "",
-        timeout_s: float | None = None,
+        **reduction: Any,
     ) -> MpiPlan:
         buffer = flatten(array, writes=True)
         signature = Signature(
@@ -268,10 +258,10 @@ class MpiReductions(MpiOperations):
             size=buffer.data.size,
             shape=shape_to_agree_on(name, buffer),
             root=self._check_root(root),
-            **reduction_of(op, buffer.dtype, prescale, postscale),
+            **reduction_of(buffer.dtype, **reduction),
         )
         steps = partial(self._reduce, buffer, signature)
-        return MpiPlan(signature=signature, steps=steps, buffers=[buffer], timeout_s=timeout_s)
+        return MpiPlan(signature=signature, steps=steps, buffers=[buffer])
 
     reduce_async, reduce = both_forms(_plan_reduce)
 

@@ -133,7 +133,7 @@ def test_scaling_does_not_modify_its_input() -> None:
 
 def test_bools_have_no_average() -> None:
     with pytest.raises(ParamError, match="bools"):
-        reduction_of("avg", "bool", 1.0, 1.0)
+        reduction_of("bool", op="avg")
 
 
 def test_average_of_large_unsigned_integers_does_not_overflow_to_negative_ones() -> None:

@@ -64,7 +64,7 @@ from sparkdl.rendezvous.addresses import (
 from sparkdl.rendezvous.deadline import to_seconds
 from sparkdl.rendezvous.store import all_gather_bytes
 from sparkdl.torch.averaging import average_gradients_of
-from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, open_accelerator
+from sparkdl.torch.gpu.accelerator import CUDA_BACKENDS, agree_on_backend, open_chosen
 from sparkdl.torch.process_group import BACKEND_NAME, SparkdlProcessGroup
 from sparkdl.torch.replicas import LiveParameters
 
@@ -415,11 +415,9 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
         rendezvous, owns_communicator = _group_rendezvous(options), True
         communicator = _open_for_group(options, rendezvous, timeout_s)
     backend = _cuda_backend(communicator)
-    accelerator = (
-        None
-        if backend is None
-        else open_accelerator(backend, communicator, rendezvous, options.store, timeout_s)
-    )
+    accelerator = None
+    if backend is not None and (chosen := agree_on_backend(backend, communicator, rendezvous, timeout_s)):
+        accelerator = open_chosen(chosen, communicator, rendezvous, options.store, timeout_s)
     return SparkdlProcessGroup(
         communicator,
         options.store,

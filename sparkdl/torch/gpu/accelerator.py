@@ -70,27 +70,6 @@ class TorchAccelerator:
         self._group._end_coalescing(device)
 
 
-def open_accelerator(
-    backend: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
-) -> Accelerator | None:
-    """Open the backend of CUDA tensors over the same ranks; None if ``"auto"`` finds a rank without a GPU.
-
-    Every rank of the communicator makes this call.
-
-    Args:
-        backend: one of ``CUDA_BACKENDS``.
-        communicator: communicator of the ranks.
-        rendezvous: rendezvous whose keys only this group uses.
-        store: c10d store of the group.
-        timeout_s: default deadline of a collective, in seconds.
-
-    Raises:
-        ParamError: on every rank, if the backend is not available, or ranks asked for different backends.
-    """
-    chosen = agree_on_backend(backend, communicator, rendezvous, timeout_s)
-    return None if chosen is None else open_chosen(chosen, communicator, rendezvous, store, timeout_s)
-
-
 def agree_on_backend(
     backend: str, communicator: Communicator, rendezvous: Rendezvous, timeout_s: float, *, own: bool = False
 ) -> str | None:
@@ -104,7 +83,7 @@ def agree_on_backend(
         own: whether ``"auto"`` means sparkdl's own NCCL where it can be opened.
 
     Raises:
-        ParamError: as :func:`open_accelerator`.
+        ParamError: on every rank, if the backend is not available, or ranks asked for different backends.
     """
     texts = all_gather_bytes(
         rendezvous,
@@ -140,7 +119,15 @@ def agree_on_backend(
 def open_chosen(
     chosen: str, communicator: Communicator, rendezvous: Rendezvous, store: Store, timeout_s: float
 ) -> Accelerator:
-    """Open the backend that :func:`agree_on_backend` has chosen; collective, with the arguments of open_accelerator."""
+    """Open the backend that :func:`agree_on_backend` has chosen, over the same ranks. Collective.
+
+    Args:
+        chosen: the choice.
+        communicator: communicator of the ranks.
+        rendezvous: rendezvous whose keys only this group uses.
+        store: c10d store of the group.
+        timeout_s: default deadline of a collective, in seconds.
+    """
     if chosen == "torch":
         return _torch_nccl(communicator, store, timeout_s)
     device = torch.device("cuda", torch.cuda.current_device())

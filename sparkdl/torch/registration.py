@@ -405,6 +405,7 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
         timeout_s = world.timeout_s  # torch's default for groups without a timeout is half an hour
     prepared = _given.pop() if _given else None
     base_store, owns_communicator = None, False
+    rendezvous: Rendezvous
     if prepared is not None:
         communicator, rendezvous, base_store = prepared
     elif _is_whole_job(options, timeout_s):
@@ -412,9 +413,12 @@ def create_process_group(options: Any, _: object) -> SparkdlProcessGroup:
         assert of_job is not None, "a rank of a job has one"
         communicator, rendezvous = of_job, _fresh_keys(of_job)
     else:
-        rendezvous, owns_communicator = _group_rendezvous(options), True
+        rendezvous, owns_communicator = StoreRendezvous(options.store).view("sparkdl"), True
+        if world is not None:
+            ranks = "-".join(map(str, options.global_ranks_in_group))
+            rendezvous = world.rendezvous.view(f"group/{options.group_id}/{ranks}")
         communicator = _open_for_group(options, rendezvous, timeout_s)
-    backend = _cuda_backend(communicator)
+    backend = _cuda_backends.get(communicator if world is None else world.communicator, "auto")
     accelerator = None
     if backend is not None and (chosen := agree_on_backend(backend, communicator, rendezvous, timeout_s)):
         accelerator = open_chosen(chosen, communicator, rendezvous, options.store, timeout_s)
@@ -450,15 +454,6 @@ def _is_whole_job(options: Any, timeout_s: float) -> bool:
     return [int(number) for number in numbers] == list(range(options.group_size))
 
 
-def _group_rendezvous(options: Any) -> Rendezvous:
-    """The rendezvous of a group without a given communicator: below the world's, or in the store that torch passed."""
-    world = _world()
-    if world is None:
-        return StoreRendezvous(options.store).view("sparkdl")
-    ranks = "-".join(map(str, options.global_ranks_in_group))
-    return world.rendezvous.view(f"group/{options.group_id}/{ranks}")
-
-
 def _open_for_group(options: Any, rendezvous: Rendezvous, timeout_s: float) -> Communicator:
     world = _world()
     parent = world.communicator if world is not None else provided_communicator()
@@ -492,12 +487,6 @@ def _world() -> SparkdlProcessGroup | None:
     """The default group if its backend is ``"sparkdl"``, else None."""
     group = dist.group.WORLD if dist.is_initialized() else None
     return group if isinstance(group, SparkdlProcessGroup) else None
-
-
-def _cuda_backend(communicator: Communicator) -> str | None:
-    """The CUDA backend asked for by the default group that this communicator belongs to, or that is being created."""
-    world = _world()
-    return _cuda_backends.get(communicator if world is None else world.communicator, "auto")
 
 
 def _fresh_keys(communicator: Communicator) -> Rendezvous:

@@ -39,7 +39,7 @@ class PendingMessage:
 
     Args:
         kind: ``"send"`` or ``"recv"``.
-        peer: rank of the other end; None for any rank.
+        peer: rank of the other end.
         tag: tag of the message.
         array: array that is sent, or into which the message is received.
         buffer: its elements.
@@ -48,7 +48,7 @@ class PendingMessage:
 
     Attributes:
         what: description of the call, for messages.
-        peer: rank of the other end; -1 for any rank, until :meth:`comes_from` sets it.
+        peer: rank of the other end.
         envelope: dtype and size at this end.
         handle: handle for the caller.
     """
@@ -57,7 +57,7 @@ class PendingMessage:
         self,
         *,
         kind: str,
-        peer: int | None,
+        peer: int,
         tag: int,
         array: Array,
         buffer: FlatBuffer | DeviceBuffer,
@@ -65,10 +65,10 @@ class PendingMessage:
         monitor: OperationMonitor,
     ) -> None:
         size, dtype = buffer.data.size, buffer.dtype
-        whom = "any rank" if peer is None else f"rank {peer}"
-        self.what = f"{kind} of {size} {dtype} {'to' if kind == 'send' else 'from'} {whom} with tag {tag}"
-        self.kind, self.tag = kind, tag
-        self.peer = -1 if peer is None else peer
+        self.what = (
+            f"{kind} of {size} {dtype} {'to' if kind == 'send' else 'from'} rank {peer} with tag {tag}"
+        )
+        self.kind, self.peer, self.tag = kind, peer, tag
         self.array = array
         self.envelope: Envelope = np.array([DTYPES.index(dtype), size], np.int64)
         self.timeout_s = timeout_s
@@ -76,14 +76,10 @@ class PendingMessage:
             kind, name=f"tag {tag}", num_bytes=size * item_bytes(dtype), dtype=dtype, is_blocking=False
         )
         self._future: Future[None] = Future()
-        self.handle = FutureHandle(self._future, monitor.blocked, self.peer)
+        self.handle = FutureHandle(self._future, monitor.blocked)
         self._deadline: Deadline | None = None
         self._stall: StallTimer | None = None
         self._wait: NotedWait | None = None
-
-    def comes_from(self, peer: int) -> None:
-        """Set the sender of a message from any rank."""
-        self.peer = self.handle.source = peer
 
     def matched(self) -> None:
         """Note that the other end has made its call as well."""
@@ -104,9 +100,8 @@ class PendingMessage:
 
     def late(self, name: str) -> CommunicatorTimeoutError:
         """Return the error for a message whose deadline has passed."""
-        why = "no rank has sent one" if self.peer < 0 else f"rank {self.peer} has not answered"
         return CommunicatorTimeoutError(
-            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
+            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: rank {self.peer} has not answered"
         )
 
     def check_deadline(self, parent: Communicator) -> None:
@@ -117,8 +112,7 @@ class PendingMessage:
         """
         if self._deadline is None or self._stall is None:
             self._deadline, self._stall = Deadline(self.timeout_s), StallTimer()
-            ranks = range(parent.world_size) if self.peer < 0 else (parent.rank, self.peer)
-            both = [parent.world_ranks[rank] for rank in ranks]
+            both = [parent.world_ranks[rank] for rank in (parent.rank, self.peer)]
             self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
             if self._timing.ready_ns or self._future.done():
                 self._wait.end()  # another thread has matched or completed it meanwhile
@@ -126,8 +120,7 @@ class PendingMessage:
             raise self.late(parent.name)
         if self._timing.ready_ns:
             return  # both ends have called
-        missing = "no rank had sent one" if self.peer < 0 else f"rank {self.peer} had not joined"
-        self._stall.check(parent, self.what, lambda: missing)
+        self._stall.check(parent, self.what, lambda: f"rank {self.peer} had not joined")
 
     def _end_wait(self) -> None:
         if self._wait is not None:
@@ -138,15 +131,13 @@ Envelope = np.ndarray[Any, np.dtype[np.int64]]
 """Two numbers: the dtype's index in :data:`DTYPES`, and the number of elements."""
 
 
-def check_message(peer: int | None, tag: int, *, rank: int, world_size: int, max_tag: int) -> None:
-    """Check the peer (None for any rank) and the tag of a message of a rank.
+def check_message(peer: int, tag: int, *, rank: int, world_size: int, max_tag: int) -> None:
+    """Check the peer and the tag of a message of a rank.
 
     Raises:
         ParamError: if ``peer`` does not exist or is ``rank`` itself, or the tag is out of range.
     """
-    if world_size == 1 and peer is None:
-        raise ParamError("a world of one rank has no other to receive a message from")
-    if peer is not None and (not 0 <= peer < world_size or peer == rank):
+    if not 0 <= peer < world_size or peer == rank:
         raise ParamError(f"rank {rank} of {world_size} cannot exchange messages with rank {peer}")
     if not 0 <= tag <= max_tag:
         raise ParamError(f"tag {tag} is outside 0 to {max_tag}, the tags that this transport has")

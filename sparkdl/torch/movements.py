@@ -22,7 +22,6 @@ from sparkdl.torch.buffers import (
     elements_per_element,
     export,
     movable,
-    restore,
     rows_of_blocks,
 )
 from sparkdl.torch.futures import FutureCompleter
@@ -277,31 +276,16 @@ class Messages(Submission):
         (tensor,) = tensors
         if (other := self.accelerator_of(tensor)) is not None:
             return other.recv(tensors, source, tag)
-        return self._recv(tensors, source, tag)
-
-    @recorded("recvAnySource")
-    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
-        """Receive into a tensor what any rank of the group sends with this tag; returns at once.
-
-        The work's ``_source_rank()`` is the sender once it is complete.
-        """
-        (tensor,) = tensors
-        if self.accelerator_of(tensor) is not None:
-            raise ParamError(
-                f"recv from any rank is for CPU tensors, got one on {tensor.device}: name the rank, as recv(src=...)."
-            )
-        return self._recv(tensors, None, tag)
-
-    def _recv(self, tensors: Sequence[torch.Tensor], source: int | None, tag: int) -> CollectiveWork:
-        (tensor,) = tensors
         buffer = movable(tensor)
         handle = self.communicator.recv_async(
             export(buffer), source=source, tag=tag, timeout_s=self.timeout_s
         )
-        return CollectiveWork(
-            tensors,
-            (handle,),
-            self._message_completer,
-            (lambda: restore(buffer, tensor),),
-            sender=lambda: handle.source,
-        )
+        return CollectiveWork(tensors, (handle,), self._message_completer, (restoring(buffer, tensor),))
+
+    def recv_anysource(self, _tensors: Sequence[torch.Tensor], _tag: int = 0) -> Any:
+        """Refuse a ``recv`` that names no sender.
+
+        Raises:
+            ParamError: always.
+        """
+        raise ParamError("The backend 'sparkdl' receives from the rank that is named: pass recv(src=...).")

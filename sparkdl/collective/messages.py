@@ -1,8 +1,7 @@
 """Messages between two ranks: the parts that do not depend on the transport.
 
 Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the message in an
-envelope, and compare the envelopes to find out whether they agree. The error of a failed message names the failure of
-the communicator to which it belongs.
+envelope, and compare the envelopes to find out whether they agree.
 """
 
 from __future__ import annotations
@@ -15,14 +14,7 @@ import numpy as np
 from sparkdl.collective.buffers import DTYPES, item_bytes
 from sparkdl.collective.operation_queue import FutureHandle
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
-from sparkdl.errors import (
-    CommunicatorAbortedError,
-    CommunicatorError,
-    CommunicatorTimeoutError,
-    MismatchError,
-    ParamError,
-    RankLostError,
-)
+from sparkdl.errors import CommunicatorTimeoutError, MismatchError, ParamError
 from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -159,35 +151,3 @@ def compare(sent: Envelope, expected: Envelope, *, source: int, to: int, tag: in
 def _describe(envelope: Envelope) -> str:
     dtype, count = envelope.tolist()
     return f"{count} {DTYPES[dtype]}"
-
-
-NEWS_S = 3.0
-"""How long to wait for the communicator itself to find out why a link failed."""
-
-
-def fail_communicator(
-    message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
-) -> CommunicatorError:
-    """Return the error of a failed message, and make its communicator fail as well.
-
-    Args:
-        message: the failed message.
-        error: error of the link.
-        parent: communicator of the message; None if it no longer exists.
-        parent_name: name of the communicator.
-    """
-    what = f"{message.what} on {parent_name!r}"
-    late = isinstance(error, CommunicatorTimeoutError)
-    if late:
-        error = message.late(parent_name)
-    if parent is None:
-        return CommunicatorError(f"{what} failed: {error}")
-    is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
-    if parent.has_failed_within(NEWS_S if is_news else 0.0):
-        failure = parent.error()
-        return type(failure)(f"{message.what}: {failure}")
-    reason = str(error) if late else f"{what} failed: {error}"
-    parent.abort(reason)
-    if late:
-        return CommunicatorTimeoutError(reason)
-    return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)

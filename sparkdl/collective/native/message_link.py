@@ -31,17 +31,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.buffers import flatten
-from sparkdl.collective.messages import (
-    NEWS_S,
-    Envelope,
-    PendingMessage,
-    check_message,
-    compare,
-    fail_communicator,
-)
+from sparkdl.collective.messages import Envelope, PendingMessage, check_message, compare
 from sparkdl.collective.telemetry.monitor import OperationMonitor
 from sparkdl.collective.telemetry.stalls import StallCheck
-from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.errors import (
+    CommunicatorAbortedError,
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    MismatchError,
+    RankLostError,
+)
 from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S, check_timeout
 
 if TYPE_CHECKING:
@@ -109,6 +108,9 @@ def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
 
 
 _BYE_S = 2.0
+
+_NEWS_S = 3.0
+"""How long to wait for the communicator itself to find out why a link failed."""
 
 
 class _PeerLeftError(CommunicatorError):
@@ -202,11 +204,7 @@ class MessageLink:
                 self._news.notify_all()
                 return
         is_closed = isinstance(self._broken, _ClosedError)
-        message.fail(
-            self._broken
-            if is_closed
-            else fail_communicator(message, self._broken, self._parent(), self._parent_name)
-        )
+        message.fail(self._broken if is_closed else self._explain(message, self._broken))
 
     def finish(self) -> None:
         """Close the link when no message is under way any more; returns at once."""
@@ -395,12 +393,30 @@ class MessageLink:
         if not isinstance(error, _PeerLeftError):
             self.abort(str(error))
         if threading.current_thread() is not self._threads[0]:
-            self._threads[0].join(NEWS_S)  # it must not write to an array after the error was raised
+            self._threads[0].join(_NEWS_S)  # it must not write to an array after the error was raised
         if culprit is not None and culprit in failed:
             failed.remove(culprit)
             culprit.fail(error)
         for message in failed:
-            message.fail(fail_communicator(message, error, self._parent(), self._parent_name))
+            message.fail(self._explain(message, error))
+
+    def _explain(self, message: PendingMessage, error: Exception) -> CommunicatorError:
+        """Return the error of a failed message, and make its communicator fail as well."""
+        parent, what = self._parent(), f"{message.what} on {self._parent_name!r}"
+        late = isinstance(error, CommunicatorTimeoutError)
+        if late:
+            error = message.late(self._parent_name)
+        if parent is None:
+            return CommunicatorError(f"{what} failed: {error}")
+        is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
+        if parent.has_failed_within(_NEWS_S if is_news else 0.0):
+            failure = parent.error()
+            return type(failure)(f"{message.what}: {failure}")
+        reason = str(error) if late else f"{what} failed: {error}"
+        parent.abort(reason)
+        if late:
+            return CommunicatorTimeoutError(reason)
+        return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)
 
     def _leave(self) -> None:
         """Close the link; without a failure, send ``BYE`` to the other end first."""

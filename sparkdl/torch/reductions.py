@@ -121,16 +121,10 @@ class Reductions(Submission):
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = ALL_REDUCE) -> Any:
         """Reduce each tensor over the ranks, in place."""
         tensors = as_list(tensors)
-        if profiler._is_profiler_enabled:
-            return self._allreduce_recorded(tensors, opts)
-        if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
-            return work
-        return self._allreduce_any(tensors, opts, "allreduce")
-
-    @recorded("all_reduce")
-    def _allreduce_recorded(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        if len(tensors) == 1 and (work := self._allreduce_plainly(tensors[0], opts)) is not None:
-            return work
+        if len(tensors) == 1 and not profiler._is_profiler_enabled:
+            work = self._allreduce_plainly(tensors[0], opts)
+            if work is not None:
+                return work
         return self._allreduce_any(tensors, opts, "allreduce")
 
     def _allreduce_plainly(self, tensor: torch.Tensor, opts: Any) -> CollectiveWork | CompletedWork | None:
@@ -154,11 +148,11 @@ class Reductions(Submission):
         self.communicator.allreduce(export(tensor), op=op, timeout_s=timeout_s)
         return CompletedWork((tensor,))
 
-    @recorded("all_reduce")
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = ALL_REDUCE_COALESCED) -> Any:
         """Reduce each tensor over the ranks, in place, as one operation per element type."""
         return self._allreduce_any(as_list(tensors), opts, "allreduce_coalesced")
 
+    @recorded("all_reduce")
     def _allreduce_any(self, tensors: list[torch.Tensor], opts: Any, method: str) -> Any:
         if tensors and (other := self.accelerator_of(tensors[0])) is not None:
             return getattr(other, method)(tensors, opts)

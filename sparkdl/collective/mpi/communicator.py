@@ -115,6 +115,7 @@ class MpiCommunicator(MpiGroups):
             unfinished.discard(self)
 
     def _carry_out(self, plan: MpiPlan, timeout_s: float | None) -> None:
+        """Agree with the other ranks, and run the steps of the plan."""
         self._drive(self._agree_and_move(plan), plan.signature, timeout_s)
 
     def _agree_and_move(self, plan: MpiPlan) -> Steps:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -258,10 +257,6 @@ class MpiOperations(Communicator):
     _comm: MPI.Intracomm
     _mpi: ModuleType
     _queue: OperationQueue
-
-    @abstractmethod
-    def _carry_out(self, plan: MpiPlan, timeout_s: float | None) -> None:
-        """Agree with the other ranks, and run the steps of the plan."""
 
     def _check_blocks(
         self, whole: FlatBuffer | None, block: FlatBuffer, counts: Sequence[int] | None

@@ -116,42 +116,31 @@ def export_torchrun_variables(
 _OF_ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
-class _Trials:
-    """Sets the variables of a single rank while trials run, in any number of threads, and restores them."""
+_trials: list[dict[str, str | None]] = []
+"""For each trial that runs, the variables before the first one began."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_running = 0
-        self._before: dict[str, str | None] = {}
-
-    def begin(self) -> None:
-        with self._lock:
-            if not self._num_running:
-                self._before = {name: os.environ.get(name) for name in _OF_ONE_RANK}
-                os.environ.update(_OF_ONE_RANK)
-            self._num_running += 1
-
-    def end(self) -> None:
-        with self._lock:
-            self._num_running -= 1
-            for name, value in self._before.items() if not self._num_running else ():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-_trials = _Trials()
+_lock = threading.Lock()
 
 
 @contextmanager
 def as_single_rank() -> Iterator[None]:
-    """In this context the variables are those of the only rank of a job, for code of ranks that the driver tries."""
-    _trials.begin()
+    """In this context the variables are those of the only rank of a job, for code of ranks that the driver tries.
+
+    Trials may run in any number of threads; the last one restores the variables.
+    """
+    with _lock:
+        _trials.append(_trials[0] if _trials else {name: os.environ.get(name) for name in _OF_ONE_RANK})
+        os.environ.update(_OF_ONE_RANK)
     try:
         yield
     finally:
-        _trials.end()
+        with _lock:
+            before = _trials.pop()
+            for name, value in before.items() if not _trials else ():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:

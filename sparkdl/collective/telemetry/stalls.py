@@ -150,6 +150,8 @@ _cores: dict[int, _NativeCore] = {}
 _numbers = itertools.count()
 _noted: set[NotedWait] = set()
 
+os.register_at_fork(after_in_child=_cores.clear)  # a forked child has none of the cores' threads
+
 
 class NotedWait(AbstractContextManager["NotedWait"]):
     """A wait of Python code, from the creation of this object to :meth:`end`; also a context manager.
@@ -185,7 +187,7 @@ def watch_native(communicator: Communicator, monitor: _native.Monitor) -> None:
     """Report the stalls and list the waits of a communicator's native core, until the communicator is dropped."""
     number = next(_numbers)
     _cores[number] = _NativeCore(monitor, communicator.name, communicator.world_ranks, communicator.rank)
-    weakref.finalize(communicator, _cores.pop, number).atexit = False
+    weakref.finalize(communicator, _cores.pop, number, None).atexit = False
 
 
 @cache

@@ -57,9 +57,9 @@ def reduction_of(reduce_op: Any) -> Reduction:
     Raises:
         ParamError: if communicators do not have the operation, as a bitwise one.
     """
-    # torch shows the factor only in the operation's pickled state.
-    is_kind = isinstance(reduce_op, dist.ReduceOp.RedOpType)
-    kind, factor = (reduce_op, None) if is_kind else reduce_op.__getstate__()
+    kind, factor = reduce_op, 1.0
+    if not isinstance(reduce_op, dist.ReduceOp.RedOpType):
+        kind, factor = reduce_op.__getstate__()  # torch shows the factor only in the pickled state
     if kind == dist.ReduceOp.PREMUL_SUM:
         return Reduction(op="sum", prescale=float(factor))
     if kind not in PLAIN_OPS:

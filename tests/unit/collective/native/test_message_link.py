@@ -49,7 +49,8 @@ class Parent:
 
 def test_a_link_that_is_closed_while_it_opens_ends() -> None:
     parent: Any = Parent()
-    link = MessageLink(parent, None, 1, TIMEOUT_S)
+    rendezvous: Any = SimpleNamespace(view=lambda *_: rendezvous)
+    link = MessageLink(parent, rendezvous, 1, TIMEOUT_S)
     assert parent.is_asked.wait(TIMEOUT_S)
     link.finish()
     while link._broken is None:  # the end has decided that there is nothing to close yet

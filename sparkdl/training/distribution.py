@@ -25,7 +25,7 @@ from sparkdl.torch import (
     init_process_group,
     synchronized_batch_norms,
 )
-from sparkdl.torch.buffers import plain_parts, whole_tensor
+from sparkdl.torch.buffers import plain_parts
 from sparkdl.torch.replicas import LiveParameters
 from sparkdl.training.objective import Evaluation, StepModule
 from sparkdl.training.spec import DRAWN
@@ -141,9 +141,12 @@ class ModelDistribution(ABC):
     def load_rank_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # replicas alone have one
         """Continue from what :meth:`rank_state` returned on this rank."""
 
-    @abstractmethod
     def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
         """The comparison of this rank's module with its replicas; None if there are none. Collective."""
+        communicator, ranks = self.sharers
+        if len(ranks) == 1:
+            return None
+        return ReplicaCheck(self.module, optimizer=optimizer, communicator=communicator)
 
     def without_rows(self) -> AbstractContextManager[Any]:
         """Context for the backward pass of a rank without rows, whose loss is multiplied by 0.
@@ -166,10 +169,6 @@ class ModelDistribution(ABC):
     @abstractmethod
     def without_averaging(self) -> AbstractContextManager[Any]:
         """Within this context gradients stay local, to be averaged together with later ones."""
-
-    @abstractmethod
-    def whole_module(self) -> nn.Module | None:
-        """The trained module on CPU, in ``eval()`` mode; None on ranks other than 0 if it is divided. Collective."""
 
 
 class Replicas(ModelDistribution):
@@ -313,12 +312,6 @@ class Replicas(ModelDistribution):
             self.called.close()
             self.called = self._wrap_locally(self.called.module)
 
-    def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
-        """The comparison of the modules of all ranks; None on one rank."""
-        if self.num_ranks == 1:
-            return None
-        return ReplicaCheck(self.module, optimizer=optimizer, communicator=self._communicator)
-
     def without_averaging(self) -> AbstractContextManager[Any]:
         """Within this context gradients stay local, to be averaged together with later ones."""
         if self.num_averaged == 1:
@@ -341,7 +334,7 @@ class Replicas(ModelDistribution):
             if idle is not None:
                 idle.is_idle = False
 
-    def whole_module(self) -> nn.Module | None:
+    def whole_module(self) -> nn.Module:
         """The trained module on CPU, in ``eval()`` mode."""
         module = self.module.to("cpu")
         for block in self._recomputed:
@@ -424,31 +417,11 @@ class DividedModel(ModelDistribution):
         """The communicator of the ranks that have this part, and these ranks. Collective at the first call."""
         return self.layout.communicator("data"), self.layout.ranks("data")
 
-    def replica_check(self, optimizer: Optimizer) -> ReplicaCheck | None:
-        """The comparison of the ranks that have the same part of the module; None if there are none. Collective."""
-        if self.layout.size("data") == 1:
-            return None
-        communicator = self.layout.communicator("data")
-        return ReplicaCheck(self.module, optimizer=optimizer, communicator=communicator)
-
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm over all ranks is at most ``max_norm``. Collective."""
         from sparkdl.parallel import clip_gradients
 
         clip_gradients(self.module, max_norm, self.layout)
-
-    def whole_module(self) -> nn.Module | None:
-        """The trained module on CPU, in ``eval()`` mode, on rank 0; None elsewhere. Collective.
-
-        Tensors are gathered one at a time. Attributes that are not tensors have their values from before the fit.
-        """
-        is_kept = self.rank == 0
-        tensors = self.other_tensors()
-        for name, tensor in self.module.named_parameters():
-            gathered = whole_tensor(tensor.detach())
-            if is_kept:
-                tensors[name] = gathered.to("cpu", copy=True)
-        return join_module(self.structure, tensors).eval() if is_kept else None
 
     def other_tensors(self) -> dict[str, Tensor]:
         """Buffers, and tensors that are neither parameters nor buffers, on CPU; every rank gets all. Collective."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.model.architecture import join_module
 from sparkdl.model.losses import LossTerm
-from sparkdl.torch.buffers import plain_parts, whole_tensor
+from sparkdl.torch.buffers import plain_parts
 from sparkdl.training.distribution import DividedModel, num_planned, placed
 from sparkdl.training.objective import Evaluation
 
@@ -36,6 +35,7 @@ class Stages(DividedModel):
 
     def _divide(self, spec: TrainingSpec) -> None:
         from sparkdl.parallel import SCHEDULES, cut, num_microbatches, parallelize, stages_of_rank
+        from sparkdl.parallel.pipeline.schedules import ranks_of_stages
         from sparkdl.parallel.tensor.plan import plan_of_stage, plan_with_whole_outputs
 
         layout, sizes = self.layout, self.layout.sizes
@@ -45,12 +45,8 @@ class Stages(DividedModel):
         self._microbatches = num_microbatches(sizes, self._num_rows)
         self._names = list(inspect.signature(spec.model.forward).parameters)
         numbers = stages_of_rank(sizes.schedule, layout.rank("pipeline"), sizes.pipeline)
-        last = sizes.pipeline * SCHEDULES[sizes.schedule].stages_per_rank - 1
-        self._rank_of_last = next(
-            rank
-            for number, rank in enumerate(layout.ranks("pipeline"))
-            if last in stages_of_rank(sizes.schedule, number, sizes.pipeline)
-        )
+        owners = ranks_of_stages(sizes.schedule, sizes.pipeline)
+        last, self._rank_of_last = len(owners) - 1, layout.ranks("pipeline")[owners[-1]]
         # FSDP2 does not support schedules that split the backward pass.
         self._averages_itself = SCHEDULES[sizes.schedule].splits_backward and self.num_averaged > 1
         self._shares_weights = self.num_averaged > 1 and not self._averages_itself
@@ -133,15 +129,6 @@ class Stages(DividedModel):
         finally:
             self._is_last_of_update = True
 
-    def whole_module(self) -> nn.Module | None:
-        """The trained module on CPU, in ``eval()`` mode, on rank 0; None elsewhere. Collective."""
-        parts = {
-            name: whole_tensor(parameter.detach()).to("cpu")
-            for name, parameter in self.module.named_parameters()
-        }
-        tensors = self.other_tensors() | self._on_rank_0(parts)
-        return join_module(self.structure, tensors).eval() if self.rank == 0 else None
-
     def other_tensors(self) -> dict[str, Tensor]:
         """Buffers, and tensors that are neither parameters nor buffers, on CPU. Collective.
 
@@ -179,8 +166,8 @@ class Stages(DividedModel):
 
         first, others = self._filled_tensors(batch)
         self._compare: Callable[[Any, Tensor], Tensor] = compare
-        pipeline, is_new = self._pipeline((first.shape, *(tensor.shape for tensor in others.values())))
-        with objective.precision.computing(), self._gradients_apart() if is_new else nullcontext():
+        pipeline = self._pipeline((first.shape, *(tensor.shape for tensor in others.values())))
+        with objective.precision.computing():
             pipeline.run(first, target=torch.arange(len(first)), **others)
         # torch also calls compare() to infer shapes.
         return self._with_loss_of_all(
@@ -213,25 +200,8 @@ class Stages(DividedModel):
         mean = (loss[0] / weight if weight else loss[0]).float()
         return _joined(found, LossTerm(mean=mean, weight=weight))
 
-    @contextmanager
-    def _gradients_apart(self) -> Iterator[None]:
-        """Keep existing gradients, and add them to the new ones after this block.
-
-        A new pipeline makes a trial run of its stages, which clears gradients.
-        """
-        kept = [
-            (parameter, parameter.grad)
-            for parameter in self.module.parameters()
-            if parameter.grad is not None
-        ]
-        for parameter, _ in kept:
-            parameter.grad = None
-        yield
-        for parameter, gradient in kept:
-            parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
-
-    def _pipeline(self, key: Any) -> tuple[Pipeline, bool]:
-        """The pipeline for inputs of some shapes, and whether it is new. Collective.
+    def _pipeline(self, key: Any) -> Pipeline:
+        """The pipeline for inputs of some shapes. Collective.
 
         A new pipeline makes a trial run of its stages. Ranks that share the weights of a stage do this together: if
         one of them has no pipeline for its shapes, all of them make new ones.
@@ -245,7 +215,7 @@ class Stages(DividedModel):
                 lacking, torch.distributed.ReduceOp.MAX, self.layout.group("data", "shard", "context")
             )
             pipeline = None if lacking else pipeline
-        if is_new := pipeline is None:
+        if pipeline is None:
             pipeline = Pipeline(
                 self._called,
                 self.layout.group("pipeline"),
@@ -259,7 +229,7 @@ class Stages(DividedModel):
         self._pipelines[key] = pipeline
         if len(self._pipelines) > _MOST_PIPELINES:
             self._pipelines.popitem(last=False)
-        return pipeline, is_new
+        return pipeline
 
 
 _MOST_PIPELINES = 16

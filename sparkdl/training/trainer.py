@@ -11,7 +11,6 @@ import socket
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -24,7 +23,7 @@ from sparkdl.torch import collective_errors, destroy_process_group, init_process
 from sparkdl.training.balance import RankSpeeds, StragglerWatch
 from sparkdl.training.callbacks import FitControl
 from sparkdl.training.checkpoint.checkpointing import Checkpoints
-from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
+from sparkdl.training.checkpoint.choice import agree_on_checkpoint
 from sparkdl.training.device_batches import (
     batches_for,
     most_batches_ahead,
@@ -163,10 +162,10 @@ def train(
     *,
     communicator: Communicator,
     dataset: ParquetDataset,
+    keep: Callable[[ModelDistribution], Any],
     report: Report | None = None,
     on_step: Callable[[], None] = lambda: None,
     on_position: Callable[[str], None] = lambda _: None,
-    keep: Callable[[ModelDistribution], Any] = methodcaller("whole_module"),
     handover: Handover | None = None,
     monitor: StepMonitor | None = None,
 ) -> TrainingResult:
@@ -181,14 +180,13 @@ def train(
         communicator: communicator of all ranks, open. It is aborted if this rank fails, so that other ranks do not wait
             for it.
         dataset: the Parquet files, with the columns that ``spec`` names.
+        keep: called on every rank with the distribution that holds the trained module; its result is
+            ``TrainingResult.module``.
         report: function that is called with the events of :class:`~sparkdl.training.history.ProgressReporter`, on
             rank 0 only; None to discard them.
         on_step: called on every rank after each step and each batch of validation.
         on_position: called on every rank before each step with a text that names epoch and step, and with an empty text
             after the last step.
-        keep: called on every rank with the distribution that holds the trained module; its result is
-            ``TrainingResult.module``. The default returns the module on CPU and in ``eval()`` mode, equal on all ranks
-            except for buffers; for a module divided among ranks it returns None on ranks other than 0.
         handover: state that this rank has brought from an earlier world of an elastic launch, and takes along when it
             leaves; None if the ranks stay together.
         monitor: is told of each step of this rank; None for no monitor.
@@ -295,7 +293,20 @@ class Trainer:
         self.module = self.distribution.module
         seed_rank(spec.seed, self.distribution.generator_index)
         self.feed = resources.enter_context(
-            _open_feed(spec, communicator, dataset, choice, self.distribution)
+            PlannedFeed(
+                dataset,
+                columns=spec.columns(),
+                rank=self.distribution.reader,
+                world_size=self.distribution.num_readers,
+                planned_ranks=choice.num_ranks_at_start,
+                batch_size=spec.batch_size,
+                shuffle=spec.shuffle,
+                seed=spec.seed,
+                num_threads=spec.num_reader_threads,
+                row_filter=spec.training_rows,
+                cache=spec.cache,
+                read_timeout_s=read_timeout_s(communicator),
+            )
         )
         self.plan = UpdatePlan(self.feed, spec.accumulated_batches)
         optimizer = make_optimizer(spec.optimizer, self.module)
@@ -555,37 +566,13 @@ class Trainer:
     ) -> Validation | None:
         if self.spec.validation_rows is None:
             return None
-        validation = Validation(
+        return Validation(
             self.spec,
             dataset=dataset,
             communicator=self.communicator,
             distribution=self.distribution,
             objective=self.step.objective,
             device=self.device,
+            resources=resources,
             on_step=on_step,
         )
-        resources.callback(validation.close)
-        return validation
-
-
-def _open_feed(
-    spec: TrainingSpec,
-    communicator: Communicator,
-    dataset: ParquetDataset,
-    choice: Choice,
-    distribution: ModelDistribution,
-) -> PlannedFeed:
-    return PlannedFeed(
-        dataset,
-        columns=spec.columns(),
-        rank=distribution.reader,
-        world_size=distribution.num_readers,
-        planned_ranks=choice.num_ranks_at_start,
-        batch_size=spec.batch_size,
-        shuffle=spec.shuffle,
-        seed=spec.seed,
-        num_threads=spec.num_reader_threads,
-        row_filter=spec.training_rows,
-        cache=spec.cache,
-        read_timeout_s=read_timeout_s(communicator),
-    )

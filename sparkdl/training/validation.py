@@ -18,6 +18,7 @@ from sparkdl.training.objective import ErrorContext, StepPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
 
     import torch
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 _CACHE_LIMIT_BYTES = 1 << 30
 _UNASKED_CACHE_LIMIT_BYTES = 256 << 20
-
-PREFIX = "val_"
-"""Prefix of the names of the loss and of metrics on validation rows."""
 
 
 class Validation:
@@ -48,6 +46,7 @@ class Validation:
         distribution: distribution of the module over the ranks.
         objective: applies the module and its loss.
         device: device of the module.
+        resources: exit stack that closes the feed.
         on_step: called before each batch.
     """
 
@@ -60,7 +59,8 @@ class Validation:
         distribution: ModelDistribution,
         objective: Objective,
         device: torch.device,
-        on_step: Callable[[], None] = lambda: None,
+        resources: ExitStack,
+        on_step: Callable[[], None],
     ) -> None:
         self._on_step = on_step
         assert spec.validation_rows is not None, "made where there is something to validate on"
@@ -74,18 +74,20 @@ class Validation:
         self._num_steps = steps_per_epoch(num_rows, num_readers, spec.batch_size)
         self._feed: ParquetFeed | None = None
         if distribution.reader < num_readers:
-            self._feed = ParquetFeed(
-                dataset,
-                columns=spec.columns(),
-                rank=distribution.reader,
-                world_size=num_readers,
-                batch_size=spec.batch_size,
-                shuffle=False,
-                num_threads=spec.num_reader_threads,
-                row_filter=spec.validation_rows,
-                cache=spec.cache or "memory",
-                read_timeout_s=read_timeout_s(communicator),
-                cache_limit_bytes=_CACHE_LIMIT_BYTES if spec.cache else _UNASKED_CACHE_LIMIT_BYTES,
+            self._feed = resources.enter_context(
+                ParquetFeed(
+                    dataset,
+                    columns=spec.columns(),
+                    rank=distribution.reader,
+                    world_size=num_readers,
+                    batch_size=spec.batch_size,
+                    shuffle=False,
+                    num_threads=spec.num_reader_threads,
+                    row_filter=spec.validation_rows,
+                    cache=spec.cache or "memory",
+                    read_timeout_s=read_timeout_s(communicator),
+                    cache_limit_bytes=_CACHE_LIMIT_BYTES if spec.cache else _UNASKED_CACHE_LIMIT_BYTES,
+                )
             )
 
     def run(self, epoch: int, spare: Batch | None) -> tuple[dict[str, float], float]:
@@ -144,7 +146,7 @@ class Validation:
             self._communicator, own_loss, losses.weight, time.perf_counter() - started
         )
         loss = total / all_weight if all_weight else float("nan")
-        values = {f"{PREFIX}{name}": value for name, value in {"loss": loss, **values}.items()}
+        values = {f"val_{name}": value for name, value in {"loss": loss, **values}.items()}
         return values, seconds / self._communicator.world_size
 
     def _take_part(self, spare: Batch | None, num_steps: int) -> None:
@@ -155,8 +157,3 @@ class Validation:
         for _ in range(num_steps):
             self._on_step()
             self._distribution.evaluate(self._objective, spare)
-
-    def close(self) -> None:
-        """Stop the feed's threads."""
-        if self._feed is not None:
-            self._feed.close()

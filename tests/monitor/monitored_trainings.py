@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sparkdl.training.callbacks import Callback, FitContext
 from sparkdl.training.spec import TrainingSpec
 from sparkdl.training.trainer import train
 from tests.run_ranks import RankEnvironment
+from tests.training.scenes.training_scenes import keep_module
 
 WIDTH = 16
 PATIENCE_S = 120.0
@@ -29,12 +31,13 @@ def train_with_samples(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train; return the weights and the samples of this rank."""
     events: list[dict[str, Any]] = []
+    keep = partial(keep_module, folder=f"{dataset.url}-trained")
     with environment.communicator() as communicator:
         if settings is None:
-            result = train(spec, communicator=communicator, dataset=dataset)
+            result = train(spec, communicator=communicator, dataset=dataset, keep=keep)
         else:
             with settings.on_rank(communicator.rank, communicator.world_size, events.append) as sampler:
-                result = train(spec, communicator=communicator, dataset=dataset, monitor=sampler)
+                result = train(spec, communicator=communicator, dataset=dataset, keep=keep, monitor=sampler)
     state = {} if result.module is None else result.module.state_dict()
     return {name: value.numpy().copy() for name, value in state.items()}, events
 
@@ -108,7 +111,7 @@ def train_and_fail(
         set_current_communicator(communicator)
         try:
             with settings.on_rank(environment.rank, 2, lambda _: None) as sampler:
-                train(spec, communicator=communicator, dataset=dataset, monitor=sampler)
+                train(spec, communicator=communicator, dataset=dataset, keep=id, monitor=sampler)
         except SparkdlError as error:
             return str(error)
     return ""
@@ -134,10 +137,16 @@ def train_in_turn(
                     world.barrier()
                     began, processor = time.perf_counter(), time.process_time()
                     if kind == "plain":
-                        train(deepcopy(spec), communicator=communicator, dataset=dataset)
+                        train(deepcopy(spec), communicator=communicator, dataset=dataset, keep=id)
                     else:
                         with settings.on_rank(world.rank, world.world_size, lambda _: None) as sampler:
-                            train(deepcopy(spec), communicator=communicator, dataset=dataset, monitor=sampler)
+                            train(
+                                deepcopy(spec),
+                                communicator=communicator,
+                                dataset=dataset,
+                                keep=id,
+                                monitor=sampler,
+                            )
                     if pair >= 0:
                         seconds = time.process_time() - processor, time.perf_counter() - began
                         times[kind].append(seconds)

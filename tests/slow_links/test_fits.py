@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -118,7 +119,8 @@ def weights_after_steps(
     environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDataset, hosts: list[int]
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     with environment.open(name="fit", host_of_rank=hosts) as communicator:
-        result = train(spec, communicator=communicator, dataset=dataset)
+        keep = methodcaller("whole_module")
+        result = train(spec, communicator=communicator, dataset=dataset, keep=keep)
     return NotesWeights.noted, {name: value.numpy() for name, value in result.module.state_dict().items()}
 
 

@@ -39,7 +39,7 @@ def failures_of_training(
             communicator.barrier()
             started = time.monotonic()
             try:
-                train(copy.deepcopy(spec), communicator=communicator, dataset=dataset)
+                train(copy.deepcopy(spec), communicator=communicator, dataset=dataset, keep=id)
             except Exception as error:
                 failures.append((type(error).__name__, str(error), time.monotonic() - started))
     return failures

@@ -6,6 +6,7 @@ Each step takes all rows, so that their order does not count.
 from __future__ import annotations
 
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -354,7 +355,9 @@ def train_special(environment: RankEnvironment, dataset: ParquetDataset, url: st
             batch_size = NUM_ROWS // environment.world_size
             spec = make_spec(model=Special(), optimizer=OPTIMIZER, batch_size=batch_size, checkpoints=plan)
             spec = with_split(spec, dataset, 0.3)
-            result = trainer.train(spec, communicator=communicator, dataset=dataset)
+            result = trainer.train(
+                spec, communicator=communicator, dataset=dataset, keep=methodcaller("whole_module")
+            )
         learned.append((result.module.turn.detach().numpy(), result.history[-1].loss))
     return learned
 

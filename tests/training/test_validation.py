@@ -228,7 +228,7 @@ def count_collectives(environment, cases):
     counts = []
     for number, (spec, dataset) in enumerate(cases):
         with environment.open(name=f"counted-{number}") as communicator:
-            train(spec, communicator=communicator, dataset=dataset, report=lambda _: None)
+            train(spec, communicator=communicator, dataset=dataset, keep=id, report=lambda _: None)
             counts.append(sum(row.count for row in communicator.report().operations))
     return counts
 

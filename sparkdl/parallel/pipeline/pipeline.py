@@ -12,7 +12,12 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches, stages_of_rank
+from sparkdl.parallel.pipeline.schedules import (
+    SCHEDULES,
+    check_microbatches,
+    ranks_of_stages,
+    stages_of_rank,
+)
 from sparkdl.parallel.pipeline.tied import TiedGradients
 from sparkdl.parallel.verify.verification import Verification, verifications_of
 
@@ -34,7 +39,7 @@ class _Stage(PipelineStage):
 
 
 class _Trial:
-    """Undoes what a trial of stages with uninitialized memory changes: buffers and the state of random numbers.
+    """Undoes what a trial of stages with uninitialized memory changes: buffers, gradients and random numbers.
 
     Until then nothing is verified.
     """
@@ -50,6 +55,10 @@ class _Trial:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+        parameters = [parameter for stage in stages for parameter in stage.parameters()]
+        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
         self._random = torch.get_rng_state()
         # Reading it would initialize CUDA in a rank that computes on the CPU.
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # of torch
@@ -58,13 +67,16 @@ class _Trial:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Restore buffers and random state before the first microbatch, when all stages have been tried."""
+        """Restore all of this before the first microbatch, when all stages have been tried."""
         if self._is_undone:
             return
         self._is_undone = True
         for module, name, buffer, value in self._buffers:
             module._buffers[name] = buffer.copy_(value)
         self._buffers.clear()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._gradients.clear()
         torch.set_rng_state(self._random)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
@@ -112,7 +124,8 @@ class Pipeline:
                 f"The schedule {schedule!r} has {len(numbers)} stages per rank, got {len(stages)}. Cut the model for "
                 "this schedule."
             )
-        num_stages = ranks * kind.stages_per_rank
+        owners = ranks_of_stages(schedule, ranks)
+        num_stages = len(owners)
         check_microbatches(schedule, ranks, microbatches)
         if kind.splits_backward and any(isinstance(stage, FSDPModule) for stage in stages):
             # With torch 2.13 the gradients are wrong: FSDP2 reduces them before all are computed.
@@ -125,7 +138,7 @@ class Pipeline:
         self.microbatches = microbatches
         self._has_first = 0 in numbers
         self._has_last = num_stages - 1 in numbers
-        self.rank_of_last = dist.get_global_rank(group, 0 if kind.is_v else ranks - 1)
+        self.rank_of_last = dist.get_global_rank(group, owners[-1])
         self._device = device or torch.device("cpu")
         wrapped = [
             _Stage(stage, number, num_stages, self._device, group=group)
@@ -249,8 +262,7 @@ def evaluate_stages(
         The outputs on the rank of the last stage, None on the others.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    owners = {number: owner for owner in range(ranks) for number in stages_of_rank(schedule, owner, ranks)}
-    numbers = stages_of_rank(schedule, rank, ranks)
+    owners, numbers = ranks_of_stages(schedule, ranks), stages_of_rank(schedule, rank, ranks)
     outputs, sent = [], list[Any]()
     parts = [torch.tensor_split(argument, microbatches) for argument in args]
     named = {name: torch.tensor_split(argument, microbatches) for name, argument in kwargs.items()}

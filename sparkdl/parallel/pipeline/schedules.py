@@ -62,6 +62,12 @@ def stages_of_rank(schedule: str, rank: int, ranks: int) -> list[int]:
     return [rank + number * ranks for number in range(kind.stages_per_rank)]
 
 
+def ranks_of_stages(schedule: str, ranks: int) -> list[int]:
+    """The rank of a pipeline that has each stage."""
+    owners = {stage: rank for rank in range(ranks) for stage in stages_of_rank(schedule, rank, ranks)}
+    return [owners[stage] for stage in range(len(owners))]
+
+
 def num_microbatches(sizes: Parallelism, rows: int) -> int:
     """Number of microbatches of equally many rows into which a pipeline cuts a batch; see :class:`Parallelism`.
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.pipeline.schedules import stages_of_rank
+from sparkdl.parallel.pipeline.schedules import ranks_of_stages, stages_of_rank
 from sparkdl.parallel.verify.sketches import differing, sketch
 from sparkdl.torch.averaging import device_of_counts
 from sparkdl.torch.buffers import local_part
@@ -51,9 +51,7 @@ class TiedGradients:
         self._stages, self._group = stages, group
         self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         self._numbers = stages_of_rank(schedule, self._rank, ranks)
-        owners = {
-            number: owner for owner in range(ranks) for number in stages_of_rank(schedule, owner, ranks)
-        }
+        owners = ranks_of_stages(schedule, ranks)
         # There may be wrappers around the stages.
         self._ties: list[TiedParameter] = [
             tie for module in stages[0].modules() for tie in getattr(module, "tied_parameters", ())

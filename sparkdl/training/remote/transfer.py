@@ -114,15 +114,12 @@ def store_trained(
         StoreError: if the folder cannot be written from this rank.
         SerializationError: if the module can no longer be pickled.
     """
-    before()
-    if distribution.is_divided:
-        from sparkdl.parallel.weights import (  # on ranks only, like the training loop
-            save_weights,
-            saved_files,
-        )
-        from sparkdl.training.distribution import DividedModel
+    from sparkdl.training.distribution import DividedModel, Replicas  # on ranks only, like the training loop
 
-        assert isinstance(distribution, DividedModel), "the only ones that are divided"
+    before()
+    if isinstance(distribution, DividedModel):
+        from sparkdl.parallel.weights import save_weights, saved_files
+
         save_weights(distribution.parts, f"{folder}/{_PARTS}", distribution.layout)
         tensors = distribution.other_tensors()
         if distribution.rank != 0:
@@ -130,8 +127,8 @@ def store_trained(
         others = {_TRAINED: _write(tensors, folder, _TRAINED)}
         parts = {f"{_PARTS}/{name}": checksum for name, checksum in saved_files(f"{folder}/{_PARTS}").items()}
         return StoredModule(distribution.structure, {**others, **parts})
-    module = distribution.whole_module()
-    return store_module(module, folder) if module is not None and distribution.rank == 0 else None
+    assert isinstance(distribution, Replicas), "all others are divided"
+    return store_module(distribution.whole_module(), folder) if distribution.rank == 0 else None
 
 
 def fetch_module(stored: StoredModule, folder: str) -> nn.Module:

@@ -10,6 +10,7 @@ import signal
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -292,7 +293,8 @@ def _train(environment: RankEnvironment, spec: TrainingSpec, dataset: ParquetDat
         loss.seen.zero_()
     events: list[dict[str, Any]] = []
     with environment.open(name=name) as communicator:
-        result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
+        keep = methodcaller("whole_module")
+        result = train(spec, communicator=communicator, dataset=dataset, report=events.append, keep=keep)
     tensors = {**result.module.state_dict(), **dict(result.module.named_buffers())}
     weights = {name: value.numpy().copy() for name, value in tensors.items()}
     return Outcome(weights, result.history, events, result.model_epoch)

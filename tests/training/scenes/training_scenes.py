@@ -16,7 +16,9 @@ from torch import nn
 
 from sparkdl.data import Column, ParquetDataset, ParquetFeed, scan_dataset
 from sparkdl.model.heads import Head, LabelColumn
+from sparkdl.training.distribution import ModelDistribution, Replicas
 from sparkdl.training.history import EpochRecord
+from sparkdl.training.remote.transfer import fetch_module, store_trained
 from sparkdl.training.spec import TrainingSpec
 from sparkdl.training.trainer import train
 from tests.training.signatures import make_inputs
@@ -95,11 +97,20 @@ def train_all(
     for number, (spec, dataset) in enumerate(cases):
         events: list[dict[str, Any]] = []
         with environment.open(name=f"{name}-{number}") as communicator:
-            result = train(spec, communicator=communicator, dataset=dataset, report=events.append)
+            keep = partial(keep_module, folder=f"{dataset.url}-{name}-{number}")
+            result = train(spec, communicator=communicator, dataset=dataset, report=events.append, keep=keep)
         state = {} if result.module is None else result.module.state_dict()
         weights = {name: value.numpy().copy() for name, value in state.items()}
         outcomes.append(Outcome(weights, result.history, events, result.model_epoch))
     return outcomes
+
+
+def keep_module(distribution: ModelDistribution, folder: str) -> nn.Module | None:
+    """The trained module; of one that is divided among ranks, as the driver gets it, on rank 0 alone."""
+    if isinstance(distribution, Replicas):
+        return distribution.whole_module()
+    stored = store_trained(distribution, folder)
+    return None if stored is None else fetch_module(stored, folder)
 
 
 def train_beside_gpus(

@@ -38,7 +38,7 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
     monkeypatch.setattr(PlannedFeed, "epoch", noted)
     dataset = write_dataset(tmp_path, 200, rows_per_group=10)
     with pytest.raises(TrainingError, match="ValueError: 8 rows") as raised:
-        train(make_spec(loss=fail, batch_size=8), communicator=ALONE, dataset=dataset)
+        train(make_spec(loss=fail, batch_size=8), communicator=ALONE, dataset=dataset, keep=id)
     assert raised.value.position == "epoch 1, step 1"
     assert raised.value.__cause__.__traceback__ is not None
     assert ended == [0]

@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class StopRequest:
-    """Records whether a callback on this rank has asked to end the fit."""
-
-    is_made: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class FitContext:
     """State of the fit on one rank, passed to callbacks.
@@ -71,11 +64,12 @@ class FitContext:
     loss: Tensor | None = None
     record: EpochRecord | None = None
     model_epoch: int | None = None
-    _request: StopRequest = field(default_factory=StopRequest, repr=False)
+    _control: FitControl | None = field(default=None, repr=False)
 
     def stop(self) -> None:
         """Ask to end the fit after this epoch. One rank's request is enough: all ranks then stop together."""
-        self._request.is_made = True
+        assert self._control is not None, "a fit calls its callbacks"
+        self._control.wants_to_stop = True
 
 
 class Callback:
@@ -158,7 +152,7 @@ class TensorBoard(Callback):
 
     def on_step_end(self, context: FitContext) -> None:
         """Write the loss of some steps."""
-        number = _number_of_step(context)
+        number = (context.epoch - 1) * context.steps_per_epoch + context.step
         if self._writer is not None and context.loss is not None and number % self._every_steps == 0:
             self._writer.add_scalar("step/loss", float(context.loss), number)
 
@@ -246,10 +240,6 @@ class TorchProfiler(Callback):
             )
 
 
-def _number_of_step(context: FitContext) -> int:
-    return (context.epoch - 1) * context.steps_per_epoch + context.step
-
-
 class BestWeights:
     """A copy of the module's state after the best epoch, in host memory; it takes as much memory as the module.
 
@@ -272,7 +262,7 @@ class BestWeights:
 
     def offer(self, record: EpochRecord) -> None:
         """Copy the module's state if the epoch of the record is the best so far."""
-        value = self._goal.value(record)
+        value = record.values[self._goal.metric]
         if not self._goal.is_better(value, self._best):
             return
         self._best, self.epoch = value, record.epoch
@@ -377,7 +367,7 @@ class EarlyStopping:
 
     def observe(self, record: EpochRecord) -> None:
         """Update the counts with the record of an epoch."""
-        value = self._goal.value(record)
+        value = record.values[self._goal.metric]
         if self._goal.is_better(value, self.best, by=self._patience.min_delta):
             self.best, self.num_epochs = value, 0
         else:
@@ -405,7 +395,7 @@ class FitControl:
 
     Attributes:
         best: the weights of the best epoch; None if they are not kept.
-        stop_request: whether a callback on this rank has asked to end the fit.
+        wants_to_stop: whether a callback on this rank has asked to end the fit.
         has_ended: whether no other epoch follows; the same on all ranks.
     """
 
@@ -429,7 +419,7 @@ class FitControl:
             "module": module,
             "optimizer": optimizer,
         }
-        self.stop_request = StopRequest()
+        self.wants_to_stop = False
         self.best: BestWeights | None = None
         if spec.best is not None:
             self.best = BestWeights(spec.best, module, is_keeper=keeps_best)
@@ -467,7 +457,7 @@ class FitControl:
         ]
         if not callbacks:
             return
-        context = FitContext(**self._settings, **where, _request=self.stop_request)
+        context = FitContext(**self._settings, **where, _control=self)
         for callback in callbacks:
             try:
                 getattr(callback, method)(context)
@@ -495,7 +485,7 @@ class FitControl:
         """
         if not self._callbacks and self._stopping is None:
             return
-        wish = self.stop_request.is_made or (self._stopping is not None and self._stopping.is_over)
+        wish = self.wants_to_stop or (self._stopping is not None and self._stopping.is_over)
         wishes = np.array([wish], np.int64)
         if self._communicator.world_size > 1:
             self._communicator.allreduce(wishes, op="max")

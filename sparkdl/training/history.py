@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparkdl.training.metrics import EpochMetrics
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sparkdl.collective import Communicator
+    from sparkdl.training.metrics import EpochMetrics
 
 
 class LossSum:
@@ -145,14 +144,6 @@ class EpochRecord:
         """Loss and metrics by name, the loss first."""
         return {"loss": self.loss, **self.metrics}
 
-    def value(self, name: str) -> float:
-        """Return the loss, if ``name`` is ``"loss"``, or a metric by its name.
-
-        Raises:
-            KeyError: if there is no metric of that name.
-        """
-        return self.values[name]
-
 
 _ABOUT_MODEL = ("loss", "learning_rate")
 
@@ -188,7 +179,10 @@ class EpochMeter:
         epoch: number of the epoch, from 1.
         device: device of the model.
         communicator: communicator of all ranks.
-        metrics: metrics of the epoch; None for no metrics.
+        metrics: metrics of the epoch.
+
+    Attributes:
+        waited_s: seconds that this rank has waited for data.
     """
 
     def __init__(
@@ -196,17 +190,17 @@ class EpochMeter:
         epoch: int,
         device: torch.device,
         communicator: Communicator,
-        metrics: EpochMetrics | None = None,
+        metrics: EpochMetrics,
     ) -> None:
         self._epoch = epoch
         self._communicator = communicator
-        self.metrics = metrics or EpochMetrics({}, device)
+        self.metrics = metrics
         self._blocked_before_s = blocked_s(communicator)
         self._loss = LossSum(device)
         self._rows = 0
         self._shared = np.zeros(3)
         """Sum of the losses, weight and rows of all ranks that :meth:`share` has added up."""
-        self._waited_s = 0.0
+        self.waited_s = 0.0
         self._started = time.perf_counter()
 
     def time_waits(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
@@ -216,15 +210,10 @@ class EpochMeter:
         while True:
             started = time.perf_counter()
             batch = next(iterator, nothing)
-            self._waited_s += time.perf_counter() - started
+            self.waited_s += time.perf_counter() - started
             if batch is nothing:
                 return
             yield cast("AnyBatch", batch)
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that this rank has waited for data."""
-        return self._waited_s
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
         """Add one step: the detached mean loss of this rank's rows, their weight, and their number."""
@@ -262,7 +251,7 @@ class EpochMeter:
             "loss_sum": float(self._loss.total),
             "weight": self._loss.weight,
             "rows": self._rows,
-            "waited_s": self._waited_s,
+            "waited_s": self.waited_s,
             "blocked_s": blocked_s(self._communicator) - self._blocked_before_s,
             "elapsed_s": time.perf_counter() - self._started,
             "metrics": [self.metrics.state_dict()],
@@ -273,7 +262,7 @@ class EpochMeter:
         """Continue from a state that :meth:`state_dict` returned."""
         self._loss.load(state["loss_sum"], state["weight"])
         self._rows = int(state["rows"])
-        self._waited_s = state["waited_s"]
+        self.waited_s = state["waited_s"]
         self._blocked_before_s = blocked_s(self._communicator) - state["blocked_s"]
         self._started = time.perf_counter() - state["elapsed_s"]
         self._shared = np.array(state["shared"])
@@ -294,7 +283,7 @@ class EpochMeter:
         world_size, rank = self._communicator.world_size, self._communicator.rank
         times = [0.0] * (3 * world_size)
         blocked = blocked_s(self._communicator) - self._blocked_before_s
-        times[3 * rank : 3 * rank + 3] = [self._waited_s, blocked, elapsed]
+        times[3 * rank : 3 * rank + 3] = [self.waited_s, blocked, elapsed]
         metrics, totals = self.metrics.close(
             self._communicator, loss_of_rank, self._loss.weight, self._rows, *times
         )

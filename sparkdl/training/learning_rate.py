@@ -196,7 +196,7 @@ class LearningRate:
             return
         value = record.metrics.get("val_loss", record.loss)
         if self._watched is not None and self._watched.mode == self._plateau.mode:
-            value = self._watched.value(record)
+            value = record.values[self._watched.metric]
         if math.isfinite(value):
             self._step(partial(self._scheduler.step, metrics=value))
 

@@ -218,13 +218,11 @@ class Evaluation:
     Attributes:
         outputs: outputs of the model, in the precision of the loss; with several heads a dict by label column.
         targets: labels, as the loss compares them with the outputs; with several heads a dict by label column.
-        weights: weights of the rows, of shape ``(rows,)``; None if all rows have weight 1.
         term: the loss, with its graph if gradients are needed.
     """
 
     outputs: Any
     targets: Any
-    weights: Tensor | None
     term: LossTerm
 
 
@@ -363,9 +361,7 @@ class Objective:
             with self.precision.computing():
                 outputs, term = run_user_step(spec, module, batch, self._device)
             labels = {head.label.name: head.label.tensor(batch, self._device) for head in spec.heads}
-            return Evaluation(
-                outputs, next(iter(labels.values())) if len(labels) == 1 else labels, None, term
-            )
+            return Evaluation(outputs, next(iter(labels.values())) if len(labels) == 1 else labels, term)
         with self.precision.computing():
             returned = spec.inputs.apply(module, batch, self._device)
         return self.compare(returned, batch)
@@ -386,8 +382,8 @@ class Objective:
         }
         term = self._term(outputs, targets, weights)
         if len(spec.heads) > 1:
-            return Evaluation(outputs, targets, weights, term)
-        return Evaluation(next(iter(outputs.values())), next(iter(targets.values())), weights, term)
+            return Evaluation(outputs, targets, term)
+        return Evaluation(next(iter(outputs.values())), next(iter(targets.values())), term)
 
     def _term(
         self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor | None

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism
     from sparkdl.slow_links import Compression, Synchronization
     from sparkdl.training.callbacks import Callback, Patience
-    from sparkdl.training.history import EpochRecord
     from sparkdl.training.learning_rate import SchedulerFactory
     from sparkdl.training.metrics import Metric
     from sparkdl.training.objective import UserStep
@@ -252,10 +251,6 @@ class Goal:
 
     metric: str
     mode: str = "min"
-
-    def value(self, record: EpochRecord) -> float:
-        """Return the metric's value in an epoch."""
-        return record.value(self.metric)
 
     def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
         """Whether a value is better than another one by more than ``by``.

@@ -277,11 +277,6 @@ def _one_tensor(output: Any) -> Tensor:
 def _joined(parts: Sequence[Evaluation], term: LossTerm) -> Evaluation:
     """The joined evaluation of all microbatches; without outputs on ranks that have none."""
     if not parts:
-        return Evaluation(None, None, None, term)
-    weights = [part.weights for part in parts if part.weights is not None]
-    return Evaluation(
-        torch.cat([part.outputs.detach() for part in parts]),
-        torch.cat([part.targets for part in parts]),
-        torch.cat(weights) if weights else None,
-        term,
-    )
+        return Evaluation(None, None, term)
+    outputs = torch.cat([part.outputs.detach() for part in parts])
+    return Evaluation(outputs, torch.cat([part.targets for part in parts]), term)

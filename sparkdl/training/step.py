@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparkdl.errors import TrainingError
 from sparkdl.model.losses import LossTerm
@@ -23,7 +22,7 @@ from sparkdl.training.checkpoint.state import buffers_kept
 from sparkdl.training.objective import Batch, Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from sparkdl.collective import Communicator
     from sparkdl.training.distribution import ModelDistribution
@@ -103,15 +102,6 @@ def _bad_columns(batch: Batch) -> str:
     return " and ".join(causes)
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Result of a step: the detached mean loss of this rank's rows, its weight, and the number of rows."""
-
-    loss_mean: Tensor
-    weight: float
-    rows: int
-
-
 class TrainingStep:
     """Applies batches to a module so that N ranks compute what one rank would on the joined batch.
 
@@ -159,7 +149,7 @@ class TrainingStep:
         self.last_batch: Batch | None = None
         self.on_loss: Callable[[], None] = lambda: None
 
-    def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics | None = None) -> StepResult:
+    def run(self, batch: Batch, *, epoch: int, step: int, metrics: EpochMetrics) -> tuple[Tensor, float, int]:
         """Compute the gradients of one step together with all other ranks.
 
         After the last step of an update, :meth:`update` applies them; it needs no other rank.
@@ -168,7 +158,10 @@ class TrainingStep:
             batch: this rank's columns; may hold 0 rows while other ranks have some.
             epoch: number of the epoch, from 1, for error messages.
             step: number of the step, from 1.
-            metrics: metrics to update with outputs and labels of the batch; None for no metrics.
+            metrics: metrics to update with outputs and labels of the batch.
+
+        Returns:
+            The detached mean loss of this rank's rows, its weight, and the number of rows.
 
         Raises:
             TrainingError: if the loss is not finite; see :class:`~sparkdl.training.step.FiniteLossCheck`.
@@ -187,7 +180,7 @@ class TrainingStep:
                 )
                 term = evaluation.term
                 weight = term.weight if self._distribution.counts_rows else 0.0
-                if metrics is not None and term.weight and self._distribution.counts_outputs:
+                if term.weight and self._distribution.counts_outputs:
                     metrics.add(evaluation, rows)
             else:
                 term, weight = self._pass_without_rows(), 0.0
@@ -202,7 +195,7 @@ class TrainingStep:
             self._update.prepare(divisor)
             self._weight_of_update = 0.0
         self.finite.compare_records(epoch=epoch, step=step, steps=self._plan.num_steps)
-        return StepResult(term.mean.detach(), weight, rows if self._distribution.counts_rows else 0)
+        return term.mean.detach(), weight, rows if self._distribution.counts_rows else 0
 
     def update(self) -> None:
         """Update the weights of this rank by the gradients. No communication."""
@@ -256,12 +249,13 @@ class TrainingStep:
         """
         assert self.last_batch is not None, "a rank without rows in its first step remembers others"
         module = self._distribution.called
-        shared = {id(buffer) for layer in _synchronized(module) for buffer in layer.buffers()}
+        layers = [layer for layer in module.modules() if isinstance(layer, CrossRankBatchNorm)]
+        shared = {id(buffer) for layer in layers for buffer in layer.buffers()}
         buffers = (*module.buffers(), *self.objective.loss_buffers())
         of_rank = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
         with (
             buffers_kept(of_rank.values()),
-            _rows_not_counted(module),
+            _rows_not_counted(layers),
             self._distribution.without_rows(),
         ):
             term = self._distribution.forward_backward(
@@ -273,9 +267,8 @@ class TrainingStep:
 
 
 @contextmanager
-def _rows_not_counted(module: nn.Module) -> Iterator[None]:
+def _rows_not_counted(layers: Sequence[CrossRankBatchNorm]) -> Iterator[None]:
     """Within this context this rank adds nothing to the statistics that layers take over all ranks' rows."""
-    layers = _synchronized(module)
     for layer in layers:
         layer.counts_rows = False
     try:
@@ -283,7 +276,3 @@ def _rows_not_counted(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.counts_rows = True
-
-
-def _synchronized(module: nn.Module) -> list[CrossRankBatchNorm]:
-    return [layer for layer in module.modules() if isinstance(layer, CrossRankBatchNorm)]

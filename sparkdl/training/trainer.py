@@ -445,23 +445,23 @@ class Trainer:
         if self.monitor is not None:
             self.monitor.begin_step((epoch - 1) * self.plan.num_steps + step)
         with ErrorContext("training", rank=position.rank, where=text, batch=batch):
-            result = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
-            meter.add(result.loss_mean, result.weight, result.rows)
+            loss, weight, num_rows = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
+            meter.add(loss, weight, num_rows)
             # Whether all ranks have the same weights, between two updates.
             are_equal = self.plan.is_last_of_update(step) and self._update(epoch, step, meter)
-        self.control.call("on_step_end", epoch=epoch, step=step, loss=result.loss_mean)
+        self.control.call("on_step_end", epoch=epoch, step=step, loss=loss)
         if self.replicas is not None and not self.replicas.were_equal_at and are_equal:
             self._compare_replicas(text)
         self.progress.step(epoch=epoch, step=step, rows=self.plan.rows_of_step(step), meter=meter)
         if self.monitor is not None:
-            self.monitor.end_step(result.rows, batch=batch, reading_s=meter.waited_s)
+            self.monitor.end_step(num_rows, batch=batch, reading_s=meter.waited_s)
         if are_equal:
             self.checkpoints.after_update(epoch, step, meter)
         if self.handover is not None and are_equal and step < self.plan.num_steps:
             self.handover.leave_if_asked()
         if self.speeds is not None:
             following = step - self.plan.steps_before
-            self.speeds.end_step(result.rows, epoch=epoch, step=step, following=following)
+            self.speeds.end_step(num_rows, epoch=epoch, step=step, following=following)
 
     def _update(self, epoch: int, step: int, meter: EpochMeter) -> bool:
         """Update the weights; return whether all ranks have the same now. In an elastic launch this is a border."""

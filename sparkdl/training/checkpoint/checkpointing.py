@@ -225,7 +225,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         *,
         is_best: bool = False,
     ) -> None:
-        of_rank = {**of_rank, "wants_to_stop": self._control.stop_request.is_made, **self._rank_state()}
+        of_rank = {**of_rank, "wants_to_stop": self._control.wants_to_stop, **self._rank_state()}
         ranks = gather_rank_states(
             self._module, self._spec.losses, self._step.device, of_rank, self._communicator
         )
@@ -242,17 +242,16 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return state
 
     def hold(
-        self, where: dict[str, Any], ranks: Sequence[bytes], history: Sequence[EpochRecord], **others: Any
+        self, where: dict[str, Any], history: Sequence[EpochRecord], *, has_steps: bool
     ) -> HeldCheckpoint:
         """Copy the state into the memory of this process; of a module that is divided among ranks, its part.
 
         Args:
             where: position, in the fields of a :class:`FitManifest`.
-            ranks: states of ranks, as :func:`read_rank_state` reads them.
             history: records of all completed epochs.
-            others: further values, of types that a checkpoint can hold.
+            has_steps: whether steps of the epoch are left.
         """
-        return HeldCheckpoint.of(self._content(where, ranks, history, is_whole=True, **others))
+        return HeldCheckpoint.of(self._content(where, [], history, held={"has_steps": has_steps}))
 
     def _content(
         self,
@@ -261,10 +260,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         history: Sequence[EpochRecord],
         *,
         is_best: bool = False,
-        is_whole: bool = False,
-        **others: Any,
+        held: Mapping[str, Any] | None = None,
     ) -> Content:
-        """Copy this rank's part of a checkpoint; rank 0, or ``is_whole``, adds the state that all ranks share."""
+        """Copy this rank's part of a checkpoint; rank 0 adds the state that all ranks share.
+
+        So does every rank for a copy in memory, which has the further values ``held``.
+        """
         from sparkdl.checkpoint.tensors import Content
 
         tensors = self._tensors()
@@ -277,7 +278,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             identity=self._choice.identity,
         )
         state: dict[str, Any] = {}
-        if self._communicator.rank == 0 or is_whole:
+        if self._communicator.rank == 0 or held is not None:
             fit = {
                 "learning_rate": self._learning_rate.state_dict(),
                 "parts": {name: part.state_dict() for name, part in self._parts.items()},
@@ -285,12 +286,12 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 "history": [asdict(record) for record in history],
                 "feed": self._feed.state(where["step"] - self._updates.steps_before, where["epoch"] - 1),
                 "num_updates": self._num_updates,
-                **others,
+                **(held or {}),
             }
             fit = copy_to_host(fit, "the state of the fit")
             state = {"training": copies.values, "fit": fit, "ranks": ranks}
         return Content(
-            label=manifest.label,
+            label=f"epoch-{manifest.epoch:05d}-step-{manifest.step:08d}",
             tensors=copies.tensors,
             state=state,
             groups=tensors.groups(),
@@ -348,7 +349,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]
         first = states[0]  # in another layout, the buffers of losses are rank 0's, like the model's
         set_buffers(loss_buffers(self._spec.losses, module), first["loss_buffers"])
-        self._control.stop_request.is_made = any(state["wants_to_stop"] for state in states)
+        self._control.wants_to_stop = any(state["wants_to_stop"] for state in states)
         if not is_alike:
             # Each pipeline stage had its own; of those that several ranks had, rank 0's count.
             for state in reversed(states):

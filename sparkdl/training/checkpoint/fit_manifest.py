@@ -42,11 +42,6 @@ class FitManifest:
             f"the end of epoch {self.epoch}" if self.ends_epoch else f"epoch {self.epoch}, step {self.step}"
         )
 
-    @property
-    def label(self) -> str:
-        """Part of the checkpoint's name that tells people where the fit was."""
-        return f"epoch-{self.epoch:05d}-step-{self.step:08d}"
-
 
 def fit_folder(url: str, *, num_kept: int = 1, lease: str = "") -> CheckpointFolder:
     """Return the folder of the checkpoints of a fit.

@@ -13,7 +13,6 @@ there.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sparkdl.checkpoint.held import HeldCheckpoint
-from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
 from sparkdl.errors import CheckpointError, WorldLeftError
 from sparkdl.training.checkpoint.choice import Choice, agree_on_checkpoint
 from sparkdl.training.checkpoint.identity import fit_identity
-from sparkdl.training.checkpoint.state import loss_buffers
+from sparkdl.training.checkpoint.state import loss_buffers, write_rank_state
 from sparkdl.training.device_batches import read_timeout_s
 from sparkdl.training.distribution import num_readers
 
@@ -157,7 +155,7 @@ class Handover:
             has_steps=where["step"] < trainer.plan.num_steps,
             meter=meter,
             buffers=buffers,
-            wants_to_stop=trainer.control.stop_request.is_made,
+            wants_to_stop=trainer.control.wants_to_stop,
         )
         if trainer.distribution.local is not None:
             border = replace(border, held=_held(trainer, border))
@@ -206,9 +204,7 @@ class Handover:
             "wants_to_stop": border.wants_to_stop,
             "meter": border.meter(),
         }
-        file = io.BytesIO()
-        torch.save(copy_to_host(of_rank, "the state of a rank"), file)
-        self._own = file.getvalue()
+        self._own = write_rank_state(of_rank)
         self._held = border.held or _held(trainer, border)
         self._border = None
 
@@ -277,4 +273,4 @@ class Handover:
 
 
 def _held(trainer: Trainer, border: Border) -> HeldCheckpoint:
-    return trainer.checkpoints.hold(border.where, [], trainer.history, has_steps=border.has_steps)
+    return trainer.checkpoints.hold(border.where, trainer.history, has_steps=border.has_steps)

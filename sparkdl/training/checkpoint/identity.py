@@ -159,13 +159,15 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
     """Return the identity of the rows that a fit trains on, as a dict that can be stored as JSON."""
     marks = () if spec.training_rows is None else tuple(spec.training_rows.columns)
     names = tuple(dict.fromkeys((*spec.columns(), *marks)))
+    num_bytes = dataset.num_rows * sum(dataset.column(name).row_bytes for name in names)
+    num_compared = _FIRST_ROWS if num_bytes > _COMPARED_BYTES else dataset.num_rows
     chosen = None if spec.training_rows is None else spec.training_rows.counts
     return {
         "the dataset's number of rows": dataset.num_rows,
         **{f"the dataset's column {name!r}": _column(dataset, name) for name in names},
         "the dataset's row groups": counts_digest(dataset.row_counts),
         "the dataset's training rows": counts_digest(chosen or dataset.row_counts),
-        "the dataset's rows": _rows_checksum(dataset, names, _num_compared(dataset, names), read_timeout_s),
+        "the dataset's rows": _rows_checksum(dataset, names, num_compared, read_timeout_s),
     }
 
 
@@ -186,11 +188,6 @@ def counts_digest(counts: Sequence[int]) -> str:
 def _column(dataset: ParquetDataset, name: str) -> str:
     column = dataset.column(name)
     return f"{column.kind} {column.dtype} {tuple(column.shape)}"
-
-
-def _num_compared(dataset: ParquetDataset, names: Sequence[str]) -> int:
-    row_bytes = sum(dataset.column(name).row_bytes for name in names)
-    return _FIRST_ROWS if dataset.num_rows * row_bytes > _COMPARED_BYTES else dataset.num_rows
 
 
 def _rows_checksum(

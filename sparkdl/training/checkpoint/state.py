@@ -84,15 +84,20 @@ def gather_rank_states(
         "loss_buffers": loss_buffers(loss, module),
         **own,
     }
+    if communicator.world_size == 1:
+        return [write_rank_state(state)]
+    return gather_bytes(communicator, write_rank_state(state), root=0, name="states of ranks")
+
+
+def write_rank_state(state: Mapping[str, Any]) -> bytes:
+    """Return a rank's own state as bytes."""
     file = io.BytesIO()
     torch.save(copy_to_host(state, "the state of a rank"), file)
-    if communicator.world_size == 1:
-        return [file.getvalue()]
-    return gather_bytes(communicator, file.getvalue(), root=0, name="states of ranks")
+    return file.getvalue()
 
 
 def read_rank_state(state: bytes) -> dict[str, Any]:
-    """Return a rank's own state from its bytes."""
+    """Return the state from what :func:`write_rank_state` returned."""
     content: dict[str, Any] = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
     return content
 

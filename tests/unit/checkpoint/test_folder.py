@@ -38,7 +38,7 @@ def make_content(epoch: int, **changes: Any) -> Content:
         identity=IDENTITY,
     )
     return Content(
-        label=manifest.label,
+        label=f"epoch-{epoch:05d}-step-00000004",
         tensors={"model/values": torch.arange(1000.0)},
         state={"place": (epoch, 4)},
         about=asdict(manifest),

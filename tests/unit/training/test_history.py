@@ -8,6 +8,7 @@ import torch
 
 from sparkdl.training import history
 from sparkdl.training.history import EpochMeter
+from sparkdl.training.metrics import EpochMetrics
 
 
 def test_data_wait_share_is_the_time_until_a_batch_is_available(
@@ -21,7 +22,8 @@ def test_data_wait_share_is_the_time_until_a_batch_is_available(
             now[0] += 3.0
             yield number
 
-    meter = EpochMeter(1, torch.device("cpu"), SimpleNamespace(world_size=1, rank=0))
+    cpu = torch.device("cpu")
+    meter = EpochMeter(1, cpu, SimpleNamespace(world_size=1, rank=0), EpochMetrics({}, cpu))
     seen = []
     for batch in meter.time_waits(batches()):
         seen.append(batch)

@@ -12,12 +12,12 @@ from __future__ import annotations
 from sparkdl.parallel.attention import all_to_all_attention, ring_attention
 from sparkdl.parallel.checkpoint import ShardedCheckpoints
 from sparkdl.parallel.context import WholeSequences, share_sequences
-from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.parallelism import SCHEDULES, Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
 from sparkdl.parallel.pipeline.cut import cut
 from sparkdl.parallel.pipeline.parts import costs_by_memory, costs_by_time
 from sparkdl.parallel.pipeline.pipeline import Pipeline, evaluate_stages
-from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches, stages_of_rank
+from sparkdl.parallel.pipeline.schedules import num_microbatches, stages_of_rank
 from sparkdl.parallel.sharding import (
     accumulated,
     average_gradients,

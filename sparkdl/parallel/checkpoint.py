@@ -24,6 +24,7 @@ from sparkdl.data.files.lease import SoleLease, check_lease, hold_alone
 from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.parallel.context import WholeSequences
 from sparkdl.parallel.parallelism import DIMENSIONS
+from sparkdl.parallel.sharding import list_modules
 from sparkdl.random_state import random_state, rank_seed, seed_generators, set_random_state
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def _step_of(name: str) -> int:
 
 def _unwrap(module: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
     """The modules inside of wrappers whose tensors have other names than in the whole model."""
-    modules = [module] if isinstance(module, nn.Module) else list(module)
+    modules = list_modules(module)
     for index, part in enumerate(modules):
         while isinstance(part, DistributedDataParallel | WholeSequences):
             part = part.module  # noqa: PLW2901 - the module inside

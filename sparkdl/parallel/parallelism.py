@@ -34,16 +34,35 @@ _INSIDE_A_HOST = ("tensor", "context", "shard")
 
 SHARDING_STAGES = (1, 2, 3)
 ATTENTION_METHODS = ("ring", "all-to-all")
-SCHEDULE_NAMES = (
-    "gpipe",
-    "1f1b",
-    "interleaved-1f1b",
-    "looped-bfs",
-    "zero-bubble",
-    "zbv",
-    "dualpipe-v",
-)
-"""Names of the schedules in :data:`sparkdl.parallel.SCHEDULES`."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule of ``torch.distributed.pipelining``; :mod:`sparkdl.parallel.pipeline.schedules` has their sources.
+
+    Attributes:
+        name: its name in torch.
+        stages_per_rank: number of stages of each rank.
+        splits_backward: whether the gradients of weights are computed later than those of inputs.
+        is_v: whether rank r of N has the stages r and 2 N - 1 - r, in place of r and N + r.
+    """
+
+    name: str
+    stages_per_rank: int
+    splits_backward: bool = False
+    is_v: bool = False
+
+
+SCHEDULES = {
+    "gpipe": Schedule("GPipe", 1),
+    "1f1b": Schedule("1F1B", 1),
+    "interleaved-1f1b": Schedule("Interleaved1F1B", 2),
+    "looped-bfs": Schedule("LoopedBFS", 2),
+    "zero-bubble": Schedule("InterleavedZeroBubble", 2, splits_backward=True),
+    "zbv": Schedule("ZBVZeroBubble", 2, splits_backward=True, is_v=True),
+    "dualpipe-v": Schedule("DualPipeV", 2, splits_backward=True, is_v=True),
+}
+"""Schedules by name. All compute the same numbers; they differ in idle time and in the activations that they keep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +113,7 @@ class Parallelism:
         for name, choices in (
             ("sharding_stage", SHARDING_STAGES),
             ("attention", ATTENTION_METHODS),
-            ("schedule", SCHEDULE_NAMES),
+            ("schedule", SCHEDULES),
         ):
             self._check(name, " or ".join(map(repr, choices)), getattr(self, name) in choices)
         for name in ("sequence", "recompute", "offload"):
@@ -291,18 +310,17 @@ class RankLayout:
             number = number * self.mesh[name].size() + self.mesh.get_local_rank(name)
         return number
 
-    def submesh(self, *names: str) -> DeviceMesh:
-        """The mesh of one dimension, or of several joined to one. Collective at the first call with these names."""
+    def group(self, *names: str) -> dist.ProcessGroup:
+        """Process group of this rank and its neighbors along one or several dimensions.
+
+        Collective at the first call with several names.
+        """
         names = _checked(names)
         if len(names) == 1:
-            return self.mesh[names[0]]
+            return self.mesh[names[0]].get_group()
         if names not in self._joined:
             self._joined[names] = self.mesh[names]._flatten("_".join(names))
-        return self._joined[names]
-
-    def group(self, *names: str) -> dist.ProcessGroup:
-        """Process group of this rank and its neighbors along one or several dimensions."""
-        return self.submesh(*names).get_group()
+        return self._joined[names].get_group()
 
     def ranks(self, *names: str) -> list[int]:
         """Global ranks of the group along one or several dimensions, including this rank."""

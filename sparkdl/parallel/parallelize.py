@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import begin_equal
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
+from sparkdl.parallel.parallelism import SCHEDULES
 from sparkdl.parallel.pipeline.cut import check_trainable
-from sparkdl.parallel.pipeline.schedules import SCHEDULES, num_microbatches
+from sparkdl.parallel.pipeline.schedules import num_microbatches
 from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.plan import check_heads_shared, divided_layers

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
     from torch import nn
@@ -28,6 +28,14 @@ _replaced = WeakIdKeyDictionary()
 
 _num_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 """Number of parameters that each optimizer had when it was checked."""
+
+
+def tie_again(module: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Give parameters that several names had before their replacement the one of the first name again."""
+    for first, *others in tied:
+        for name in others:
+            parent, _, last = name.rpartition(".")
+            module.get_submodule(parent).register_parameter(last, module.get_parameter(first))
 
 
 @contextmanager

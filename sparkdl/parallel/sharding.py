@@ -286,7 +286,7 @@ def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, lay
     Returns:
         The norm before scaling, the same on all ranks.
     """
-    modules = [module] if isinstance(module, nn.Module) else list(module)
+    modules = list_modules(module)
     parameters = [parameter for one in modules for parameter in one.parameters()]
     copies = {parameter for one in modules for parameter in copies_of_tied(one)}  # they count once
     gradients = [
@@ -300,6 +300,11 @@ def clip_gradients(module: nn.Module | Sequence[nn.Module], max_norm: float, lay
         norm = squares.sqrt().to(norm.dtype)
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
+
+
+def list_modules(module: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    """This rank's part of a model, or with a pipeline its stages, as a list."""
+    return [module] if isinstance(module, nn.Module) else list(module)
 
 
 def copies_of_tied(module: nn.Module) -> set[Tensor]:

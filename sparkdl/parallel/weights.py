@@ -23,11 +23,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from sparkdl.checkpoint.tensors import call_on_all_ranks
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import ParamError, SavedModelError, StoreError
-from sparkdl.foreign_errors import store_error, store_errors
+from sparkdl.foreign_errors import store_errors
 from sparkdl.model.weights_file import StoredTensor, read_header, read_rows, write_weights
-from sparkdl.parallel.sharding import copies_of_tied, local_ranges
+from sparkdl.parallel.replaced_parameters import tie_again
+from sparkdl.parallel.sharding import copies_of_tied, list_modules, local_ranges
 from sparkdl.torch.buffers import local_part, whole_tensor
 
 if TYPE_CHECKING:
@@ -88,9 +90,9 @@ def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: 
     Raises:
         ParamError: if it is not known how a layer draws its weights, or a buffer is on the meta device.
     """
-    for root in _modules(module):
+    for root in list_modules(module):
         _make_real(root, device)
-    _draw(_modules(module), seed)
+    _draw(list_modules(module), seed)
 
 
 def _draw(
@@ -138,11 +140,11 @@ def load_weights(
     location = open_location(folder)
     stored = _stored_tensors(location, folder)
     names_of = _wanted_names(module, folder, stored)
-    for root in _modules(module):
+    for root in list_modules(module):
         _make_real(root, device)
     real: dict[str, list[Tensor]] = defaultdict(list)
     drawn: set[Tensor] = set()
-    for root in _modules(module):
+    for root in list_modules(module):
         for names, tensor in _tensors_of(root):
             stored_names = _stored_names(root, names)
             for name in stored_names:
@@ -155,7 +157,7 @@ def load_weights(
                 for tensor in real[name]:  # several stages of this rank may have it
                     _fill_from(opened, stored[name][1], tensor)
     if drawn:
-        _draw(_modules(module), seed, drawn.__contains__)
+        _draw(list_modules(module), seed, drawn.__contains__)
 
 
 def _stored_names(root: nn.Module, names: Sequence[str]) -> list[str]:
@@ -212,7 +214,7 @@ def _wanted_names(
     wanted: dict[str, list[str]] = defaultdict(list)
     known: set[str] = set()
     is_whole = True
-    for root in _modules(module):
+    for root in list_modules(module):
         is_whole = is_whole and not getattr(root, "is_pipeline_stage", False)
         for names, tensor in _tensors_of(root):
             stored_names = _stored_names(root, names)
@@ -236,7 +238,7 @@ def _wanted_names(
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise SavedModelError(
             f"The weights in {folder} hold {others[0]!r}{more}, which the model, a "
-            f"{type(_modules(module)[0]).__name__}, does not have."
+            f"{type(list_modules(module)[0]).__name__}, does not have."
         )
     return wanted
 
@@ -259,14 +261,36 @@ def save_weights(
     Raises:
         StoreError: if the files cannot be written.
     """
-    writer = _Writer(open_location(folder), folder, layout)
-    writer.begin()
-    for root in _modules(module):
+    location, all_ranks = open_location(folder), dist.group.WORLD
+    what = f"The weights cannot be written to {folder}"
+
+    def begin() -> None:
+        """Remove the index of earlier weights, whose files are going to be overwritten."""
+        if dist.get_rank() == 0:
+            with store_errors(what):
+                location.make_folder()
+                if location.filesystem.exists(f"{location.path}/{INDEX}"):
+                    location.filesystem.rm(f"{location.path}/{INDEX}")
+
+    call_on_all_ranks(begin, all_ranks)
+    writer = _Writer(location, what, layout)
+    for root in list_modules(module):
         copies = copies_of_tied(root)  # another stage writes them
         for names, tensor in _tensors_of(root):
             if tensor not in copies:
                 writer.add(names[0], tensor, file_bytes)
-    writer.end()
+    parts = call_on_all_ranks(writer.finish, all_ranks)
+
+    def write_index() -> None:
+        if dist.get_rank() == 0:
+            files = {name: entry for part in parts for name, entry in part["files"].items()}
+            metadata = {"total_size": sum(part["bytes"] for part in parts), "files": files}
+            weight_map = {name: file for part in parts for name, file in part["weight_map"].items()}
+            index = {"metadata": metadata, "weight_map": weight_map}
+            with store_errors(what):
+                location.write_whole(INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
+
+    call_on_all_ranks(write_index, all_ranks)
 
 
 def saved_files(folder: str) -> dict[str, dict[str, Any]]:
@@ -285,10 +309,16 @@ def saved_files(folder: str) -> dict[str, dict[str, Any]]:
 
 
 class _Writer:
-    """Distributes the tensors of this rank's pipeline stages over files, which the ranks of a stage write in turn."""
+    """Distributes the tensors of this rank's pipeline stages over files, which the ranks of a stage write in turn.
 
-    def __init__(self, location: Location, folder: str, layout: RankLayout) -> None:
-        self._location, self._folder = location, folder
+    Args:
+        location: the folder.
+        what: clause that says what failed, for errors.
+        layout: layout of the ranks.
+    """
+
+    def __init__(self, location: Location, what: str, layout: RankLayout) -> None:
+        self._location, self._what = location, what
         self._stage = layout.rank("pipeline")
         self._number = layout.rank("data", "shard", "context", "tensor")
         self._num_peers = layout.size("data", "shard", "context", "tensor")
@@ -297,15 +327,6 @@ class _Writer:
         self._filled = self._total = 0
         self._files: dict[str, Any] = {}
         """Size and checksum of the files that this rank has written, by file name."""
-
-    def begin(self) -> None:
-        """Remove the index of earlier weights, whose files are going to be overwritten. Collective."""
-        if dist.get_rank() == 0:
-            with self._writing():
-                self._location.make_folder()
-                if self._location.filesystem.exists(f"{self._location.path}/{INDEX}"):
-                    self._location.filesystem.rm(f"{self._location.path}/{INDEX}")
-        dist.barrier()
 
     def add(self, name: str, tensor: Tensor, file_bytes: int) -> None:
         """Add a tensor that is divided among the ranks of the stage. Collective among these ranks."""
@@ -321,18 +342,13 @@ class _Writer:
         self._filled += num_bytes
         self._total += num_bytes
 
-    def end(self) -> None:
-        """Write the last file, and, after all ranks have written their files, the index. Collective."""
+    def finish(self) -> dict[str, Any]:
+        """Write the last file, and return this rank's part of the index."""
         self._write_file()
+        if self._number != 0:  # all ranks of the stage have the same values; one gives them
+            return {"files": self._files, "bytes": 0, "weight_map": {}}
         weight_map = {name: self._file(index) for index, names in enumerate(self._names) for name in names}
-        part = {"files": self._files, "bytes": 0, "weight_map": {}}
-        if self._number == 0:  # all ranks of the stage have the same values; one writes them
-            part |= {"bytes": self._total, "weight_map": weight_map}
-        self._write_text(_part_of_index(dist.get_rank()), part)
-        dist.barrier()
-        if dist.get_rank() == 0:
-            self._join_indexes()
-        dist.barrier()
+        return {"files": self._files, "bytes": self._total, "weight_map": weight_map}
 
     def _file(self, index: int) -> str:
         return f"model-{self._stage:02}-{index:05}.safetensors"
@@ -341,51 +357,12 @@ class _Writer:
         if not self._kept:
             return
         name = self._file(len(self._names) - 1)
-        with self._writing():
-            self._location.make_folder()
-            with self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file:
-                self._files[name] = write_weights(self._kept, file)
+        with (
+            store_errors(self._what),
+            self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file,
+        ):
+            self._files[name] = write_weights(self._kept, file)
         self._kept = {}
-
-    def _write_text(self, name: str, content: dict[str, Any]) -> None:
-        with self._writing():
-            self._location.make_folder()
-            with self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file:
-                file.write(json.dumps(content, indent=1, sort_keys=True).encode())
-
-    def _join_indexes(self) -> None:
-        with self._writing():
-            filesystem = self._location.filesystem
-            parts = [f"{self._location.path}/{_part_of_index(rank)}" for rank in range(dist.get_world_size())]
-            weight_map: dict[str, str] = {}
-            files: dict[str, Any] = {}
-            total = 0
-            for part in parts:
-                with filesystem.open(part, "rb") as file:
-                    content = json.loads(file.read())
-                weight_map |= content["weight_map"]
-                files |= content["files"]
-                total += content["bytes"]
-            metadata = {"total_size": total, "files": files}
-            index = {"metadata": metadata, "weight_map": weight_map}
-            self._location.write_whole(INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
-            for part in parts:
-                filesystem.rm(part)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise store_error(f"The weights cannot be written to {self._folder}", error) from error
-
-
-def _part_of_index(rank: int) -> str:
-    return f"index-of-rank-{rank:05}.json"
-
-
-def _modules(module: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    return [module] if isinstance(module, nn.Module) else list(module)
 
 
 def _tensors_of(root: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
@@ -411,11 +388,7 @@ def _make_real(root: nn.Module, device: str) -> None:
     ties = [names for names, tensor in _tensors_of(root) if len(names) > 1 and tensor.is_meta]
     make_real: Any = root._apply
     make_real(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
-    for first, *others in ties:
-        parameter = root.get_parameter(first)
-        for name in others:
-            parent, _, attribute = name.rpartition(".")
-            setattr(root.get_submodule(parent), attribute, parameter)
+    tie_again(root, ties)
 
 
 def _check_buffers(root: nn.Module) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
-from sparkdl.parallel.parallelism import DIMENSIONS
-from sparkdl.parallel.pipeline.schedules import SCHEDULES, check_microbatches
+from sparkdl.parallel.parallelism import DIMENSIONS, SCHEDULES
+from sparkdl.parallel.pipeline.schedules import check_microbatches
 from sparkdl.planner.cluster import GIB, USABLE, WITHOUT_BFLOAT16, Cluster
 from sparkdl.planner.cost import StepTime, step_time
 from sparkdl.planner.counting import shape_of_module

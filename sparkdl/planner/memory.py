@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import SCHEDULES
 from sparkdl.parallel.pipeline.parts import balance
-from sparkdl.parallel.pipeline.schedules import SCHEDULES, stages_of_rank
+from sparkdl.parallel.pipeline.schedules import stages_of_rank
 
 if TYPE_CHECKING:
     from sparkdl.parallel import Parallelism

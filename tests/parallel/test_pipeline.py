@@ -23,12 +23,11 @@ from transformers import (
 
 from sparkdl.errors import ParamError
 from sparkdl.networks.language import LanguageNetwork
-from sparkdl.parallel.parallelism import Parallelism, RankLayout
+from sparkdl.parallel.parallelism import SCHEDULES, Parallelism, RankLayout
 from sparkdl.parallel.parallelize import parallelize
 from sparkdl.parallel.pipeline.cut import cut
 from sparkdl.parallel.pipeline.parts import costs_by_time
 from sparkdl.parallel.pipeline.pipeline import Pipeline
-from sparkdl.parallel.pipeline.schedules import SCHEDULES
 from sparkdl.parallel.sharding import (
     average_gradients,
     blocks_of,

@@ -16,9 +16,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import SCHEDULES
 from sparkdl.parallel.pipeline.cut_checks import FirstCall, check_between_parts, check_parameters
 from sparkdl.parallel.pipeline.parts import balance, blocks_in, costs_by_memory, hugging_face_model, parts_of
-from sparkdl.parallel.pipeline.schedules import SCHEDULES, stages_of_rank
+from sparkdl.parallel.pipeline.schedules import ranks_of_stages, stages_of_rank
 from sparkdl.parallel.pipeline.stand_ins import make_replacement, own_blocks, set_module, shallow_copy, untie
 from sparkdl.parallel.pipeline.tied import TiedParameter
 
@@ -58,9 +59,8 @@ def cut(
     parts = parts_of(module)
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     numbers = stages_of_rank(schedule, rank, ranks)
-    num_stages = ranks * SCHEDULES[schedule].stages_per_rank
-    firsts = check_cut(module, schedule, ranks, costs=costs, stage_blocks=stage_blocks, parts=parts)
-    tied = _tied_parameters(module, parts, firsts)
+    num_stages = len(ranks_of_stages(schedule, ranks))
+    firsts, tied = check_cut(module, parts, schedule, ranks, costs=costs, stage_blocks=stage_blocks)
     # All stages but the last are copies of the shell around the modules that they keep.
     stages = []
     for stage in numbers:
@@ -79,30 +79,30 @@ def cut(
 
 def check_cut(
     module: nn.Module,
+    parts: PipelineParts,
     schedule: str,
     ranks: int,
     *,
     costs: Sequence[float] | None = None,
     stage_blocks: Sequence[int] | None = None,
-    parts: PipelineParts | None = None,
-) -> list[int]:
+) -> tuple[list[int], list[TiedParameter]]:
     """Check that a model can be cut into the stages of a schedule; needs no process group.
 
     Args:
         module: the whole model.
+        parts: parts of the model.
         schedule: name of a schedule in :data:`SCHEDULES`.
         ranks: number of ranks of the pipeline.
         costs: see :func:`cut`.
         stage_blocks: see :func:`cut`.
-        parts: parts of the model; :func:`parts_of` if None.
 
     Returns:
-        Index of the first block of each stage, followed by the number of blocks.
+        Index of the first block of each stage, followed by the number of blocks; and the parameters that several stages
+        have.
 
     Raises:
         ParamError: see :func:`cut`.
     """
-    parts = parts or parts_of(module)
     per_rank = len(stages_of_rank(schedule, 0, ranks))
     num_stages = ranks * per_rank
     blocks = blocks_in(module, parts)
@@ -130,7 +130,7 @@ def check_cut(
                 f"There are {len(costs)} costs for {len(blocks)} blocks; give one for each block."
             )
         firsts = balance(costs, num_stages)
-    _tied_parameters(module, parts, firsts)
+    tied = _tied_parameters(module, parts, firsts)
     if SCHEDULES[schedule].splits_backward:
         frozen = sorted(set(range(num_stages)) - _trained_stages(module, parts, firsts))
         if frozen:
@@ -138,7 +138,7 @@ def check_cut(
                 f"No parameter of pipeline stage {frozen[0]} is trained, for which the schedule {schedule!r} computes "
                 "wrong gradients. Use a schedule that does not split the backward pass, such as '1f1b'."
             )
-    return firsts
+    return firsts, tied
 
 
 def check_trainable(
@@ -150,7 +150,7 @@ def check_trainable(
         ParamError: if a rank has none, or the model cannot be cut.
     """
     parts = parts_of(module)
-    firsts = check_cut(module, schedule, ranks, stage_blocks=stage_blocks, parts=parts)
+    firsts, _ = check_cut(module, parts, schedule, ranks, stage_blocks=stage_blocks)
     trained = _trained_stages(module, parts, firsts)
     for rank in range(ranks):
         numbers = stages_of_rank(schedule, rank, ranks)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import itertools
 import math
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from sparkdl.checkpoint.tensors import call_on_all_ranks
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import errors_as
+from sparkdl.model.architecture import count_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,7 @@ def _filled(sums: Sequence[float], limit: float) -> list[int]:
 
 def costs_by_memory(module: nn.Module, parts: PipelineParts | None = None) -> list[float]:
     """Number of weights of each block; those before and after the blocks count with the first and the last block."""
-    parts = parts or parts_of(module)
-    costs = [_weights(block) for block in blocks_in(module, parts)]
-    costs[0] += sum(_weights(module.get_submodule(name)) for name in parts.before)
-    costs[-1] += sum(_weights(module.get_submodule(name)) for name in parts.after)
-    return costs
+    return _costs(module, parts or parts_of(module), lambda layer: float(count_parameters(layer)[0]))
 
 
 def costs_by_time(
@@ -144,68 +143,55 @@ def costs_by_time(
     Raises:
         ParamError: on all ranks, if the call fails.
     """
-    measured: list[Any] = [None]
-    if dist.get_rank(group) == 0:
-        try:
-            measured = [_seconds_of_blocks(module, args, kwargs)]
-        except Exception as error:
-            measured = [ParamError(f"The blocks cannot be timed: {type(error).__name__}: {error}")]
-    dist.broadcast_object_list(measured, src=dist.get_global_rank(group, 0), group=group)
-    (measure,) = measured
-    if isinstance(measure, ParamError):
-        raise measure
-    return list(measure)
+
+    def time_blocks() -> list[float]:
+        if dist.get_rank(group) != 0:
+            return []
+        with errors_as(ParamError, "The blocks cannot be timed"):
+            return _seconds_of_blocks(module, args, kwargs)
+
+    costs, *_ = call_on_all_ranks(time_blocks, group)
+    return costs
+
+
+def _costs(module: nn.Module, parts: PipelineParts, cost_of: Callable[[nn.Module], float]) -> list[float]:
+    """The cost of each block; the costs of modules before and after are added to the first and the last."""
+    costs = [cost_of(block) for block in blocks_in(module, parts)]
+    costs[0] += sum(cost_of(module.get_submodule(name)) for name in parts.before)
+    costs[-1] += sum(cost_of(module.get_submodule(name)) for name in parts.after)
+    return costs
 
 
 def _seconds_of_blocks(module: nn.Module, args: Any, kwargs: Any) -> list[float]:
     parts = parts_of(module)
-    blocks = list(blocks_in(module, parts))
-    watch = _Stopwatch()
-    watched = [*(module.get_submodule(name) for name in parts.before), *blocks]
-    watched += [module.get_submodule(name) for name in parts.after]
-    runs = []
+    layers = {*blocks_in(module, parts), *map(module.get_submodule, (*parts.before, *parts.after))}
+    began: dict[nn.Module, float] = {}
+    runs: list[defaultdict[nn.Module, float]] = []
+
+    def begin(layer: nn.Module, *_: object) -> None:
+        began[layer] = _now()
+
+    def end(layer: nn.Module, *_: object) -> None:
+        runs[-1][layer] += _now() - began[layer]
+
     with contextlib.ExitStack() as hooks, torch.no_grad():
-        for number, layer in enumerate(watched):
-            hooks.enter_context(layer.register_forward_pre_hook(watch.begin))
-            hooks.enter_context(layer.register_forward_hook(functools.partial(watch.end, number)))
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(begin))
+            hooks.enter_context(layer.register_forward_hook(end))
         for _ in range(_NUM_TIMED):
-            watch.seconds = [0.0] * len(watched)
+            runs.append(defaultdict(float))
             module(*args, **kwargs)
-            runs.append(watch.seconds)
-    fastest = [min(times) for times in zip(*runs, strict=True)]
-    at = len(parts.before)
-    costs = fastest[at : at + len(blocks)]
-    costs[0] += sum(fastest[:at])
-    costs[-1] += sum(fastest[at + len(blocks) :])
-    return costs
+    return _costs(module, parts, lambda layer: min(run[layer] for run in runs))
 
 
 _NUM_TIMED = 3
 """Number of calls of a model whose blocks are timed; the fastest time of each block counts."""
 
 
-class _Stopwatch:
-    """Times layers from their forward hooks.
-
-    Attributes:
-        seconds: time spent in each layer, over all of its calls.
-    """
-
-    seconds: list[float]
-
-    def begin(self, *_: object) -> None:
-        """Note that a layer begins."""
-        self._began = self._now()
-
-    def end(self, number: int, *_: object) -> None:
-        """Note that the layer with this number has ended."""
-        self.seconds[number] += self._now() - self._began
-
-    @staticmethod
-    def _now() -> float:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # a call only starts the GPU's work
-        return time.perf_counter()
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a call only starts the GPU's work
+    return time.perf_counter()
 
 
 def blocks_in(module: nn.Module, parts: PipelineParts) -> nn.ModuleList | nn.Sequential:
@@ -221,10 +207,6 @@ def blocks_in(module: nn.Module, parts: PipelineParts) -> nn.ModuleList | nn.Seq
             f"a {type(blocks).__name__}."
         )
     return blocks
-
-
-def _weights(module: nn.Module) -> float:
-    return float(sum(parameter.numel() for parameter in module.parameters()))
 
 
 def hugging_face_model(module: nn.Module) -> tuple[str, Any] | None:

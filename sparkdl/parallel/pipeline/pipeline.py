@@ -12,8 +12,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import SCHEDULES
 from sparkdl.parallel.pipeline.schedules import (
-    SCHEDULES,
     check_microbatches,
     ranks_of_stages,
     stages_of_rank,

@@ -7,42 +7,14 @@ Parallelism" (2023), for the zero-bubble schedules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
+from sparkdl.parallel.parallelism import SCHEDULES
 
 if TYPE_CHECKING:
     from sparkdl.parallel.parallelism import Parallelism
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule of ``torch.distributed.pipelining``.
-
-    Attributes:
-        name: its name in torch.
-        stages_per_rank: number of stages of each rank.
-        splits_backward: whether the gradients of weights are computed later than those of inputs.
-        is_v: whether rank r of N has the stages r and 2 N - 1 - r, in place of r and N + r.
-    """
-
-    name: str
-    stages_per_rank: int
-    splits_backward: bool = False
-    is_v: bool = False
-
-
-SCHEDULES = {
-    "gpipe": Schedule("GPipe", 1),
-    "1f1b": Schedule("1F1B", 1),
-    "interleaved-1f1b": Schedule("Interleaved1F1B", 2),
-    "looped-bfs": Schedule("LoopedBFS", 2),
-    "zero-bubble": Schedule("InterleavedZeroBubble", 2, splits_backward=True),
-    "zbv": Schedule("ZBVZeroBubble", 2, splits_backward=True, is_v=True),
-    "dualpipe-v": Schedule("DualPipeV", 2, splits_backward=True, is_v=True),
-}
-"""Schedules by name. All compute the same numbers; they differ in idle time and in the activations that they keep."""
 
 _IN_ROUNDS = ("interleaved-1f1b", "zero-bubble")
 """Schedules in which a rank changes between its stages after each round of microbatches."""

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from sparkdl.parallel.pipeline.tied import TiedParameter
 
 
-def _first_argument(*args: Any, **kwargs: Any) -> Any:
-    return args[0] if args else next(iter(kwargs.values()))
-
-
 class Pass(nn.Module):
     """Replaces a module of another stage: returns its first argument."""
 
@@ -25,7 +21,7 @@ class Pass(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the first argument."""
-        return _first_argument(*args, **kwargs)
+        return args[0] if args else next(iter(kwargs.values()))
 
 
 def make_replacement(shell: nn.Module, name: str, tied: Sequence[TiedParameter]) -> nn.Module:
@@ -51,7 +47,7 @@ def make_replacement(shell: nn.Module, name: str, tied: Sequence[TiedParameter])
             if not any(name.startswith(f"{inner_name}.{child}.") for name in kept):
                 del inner._modules[child]
         inner.is_elsewhere = True
-    replaced.forward = _first_argument
+    replaced.forward = Pass().forward
     return replaced  # type: ignore[no-any-return]  # a module
 
 

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import begin_equal, gather, gather_summed, split
-from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
+from sparkdl.parallel.replaced_parameters import noting_replaced_parameters, tie_again
 from sparkdl.parallel.sharding import blocks_of
-from sparkdl.parallel.tensor.experts import DividedExperts
+from sparkdl.parallel.tensor.experts import divide_experts
 from sparkdl.parallel.tensor.layers import Division, TensorParallelLayer, compute_with_parts, positions_of
 from sparkdl.parallel.tensor.plan import (
     divided_layers,
@@ -95,7 +95,7 @@ def divide(
 
     with noting_replaced_parameters(module, "divide()"):
         _attach(module, divided, mesh, blocks, division, verification)
-        _tie_again(module, tied)
+        tie_again(module, tied)
     # Not a set: its order would differ between ranks.
     parents = dict.fromkeys(
         name.rpartition(".")[0] for name, (_, style) in divided.items() if style.startswith("colwise")
@@ -146,16 +146,15 @@ def _attach(
         by_themselves = {parameter for parameter in names if f"{name}.{parameter}".lstrip(".") in divided}
         _place_parameters(layer, style, mesh, by_themselves)
         if style == "experts":
-            DividedExperts(division, in_parts=in_parts).attach(layer)
+            divide_experts(layer, division, in_parts=in_parts)
             verification.watch_output(name, layer)
             if not in_parts:
                 verification.watch_input(name, layer)
             continue
         shared = shared_key_features(module, name) if style == "mla_kv_a_proj" else 0
         attached = TensorParallelLayer(
-            style, division, in_parts=in_parts, divided_parameters=by_themselves, shared=shared
+            layer, style, division, in_parts=in_parts, divided_parameters=by_themselves, shared=shared
         )
-        attached.attach(layer)
         if style not in ("whole", "replicated", "rowwise"):  # its inputs are equal on all ranks
             verification.watch_input(name, layer)
         if style == "whole" or (shared and not in_parts):
@@ -174,13 +173,6 @@ def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, by_themsel
         placements = [placement_of("colwise" if name in by_themselves else style, name)]
         part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
         layer.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
-
-
-def _tie_again(module: nn.Module, tied: list[list[str]]) -> None:
-    for first, *others in tied:
-        for name in others:
-            parent, _, last = name.rpartition(".")
-            module.get_submodule(parent).register_parameter(last, module.get_parameter(first))
 
 
 def _modules_with_whole_features(

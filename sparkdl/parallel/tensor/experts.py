@@ -77,63 +77,60 @@ def check_divisible(what: str, count: int, size: int) -> None:
         )
 
 
-class DividedExperts:
-    """Makes a mixture of experts compute with this rank's experts, and sums their outputs over the ranks.
+def divide_experts(layer: Any, division: Division, *, in_parts: bool) -> None:
+    """Make a mixture of experts compute with this rank's experts, and sum their outputs over the ranks.
 
     Args:
+        layer: the mixture.
         division: division of the model.
         in_parts: whether each rank has different tokens, those of its part of the sequences.
     """
+    # A hook would not run when a block is recomputed.
+    layer.forward = functools.partial(_forward_of_rank, layer, layer.forward, division, in_parts)
+    if hasattr(layer, "_is_expert_parallel"):
+        layer._is_expert_parallel = True  # so that transformers skips the experts of other ranks
 
-    def __init__(self, division: Division, *, in_parts: bool) -> None:
-        self._division, self._group = division, division.group
-        self._in_parts = in_parts
 
-    def attach(self, layer: Any) -> None:
-        """Wrap the module's ``forward``: a hook would not run when a block is recomputed."""
-        layer.forward = functools.partial(self._forward, layer, layer.forward)
-        if hasattr(layer, "_is_expert_parallel"):
-            layer._is_expert_parallel = True  # so that transformers skips the experts of other ranks
-
-    def _forward(
-        self,
-        layer: Any,
-        forward: Callable[..., Tensor],
-        hidden_states: Tensor,
-        top_k_index: Tensor,
-        top_k_weights: Tensor,
-    ) -> Tensor:
-        if self._division.is_whole:
-            with whole_parameters(layer):
-                return forward(hidden_states, top_k_index, top_k_weights)
-        kept, count = dict(layer._parameters), layer.num_experts
-        if self._in_parts:
-            hidden_states = gather_summed(hidden_states, self._group, _TOKENS)
-            top_k_weights = gather_summed(top_k_weights, self._group, _TOKENS)
-            top_k_index = gather(top_k_index, self._group, _TOKENS)
-        else:
-            hidden_states = sum_gradient(hidden_states, self._group)
-            top_k_weights = sum_gradient(top_k_weights, self._group)
-        own_count = count // dist.get_world_size(self._group)
-        numbers = top_k_index - self._division.rank * own_count
-        elsewhere = (numbers < 0) | (numbers >= own_count)
-        layer._parameters.update({name: local_part(parameter) for name, parameter in kept.items()})
-        layer.num_experts = own_count
-        try:
-            # The index ``own_count`` stands for the experts of other ranks, as in transformers.
-            output = forward(
-                hidden_states,
-                numbers.masked_fill(elsewhere, own_count),
-                top_k_weights.masked_fill(elsewhere, 0.0),
-            )
-            if torch.is_grad_enabled() and not output.requires_grad:  # no token has an expert here
-                output = apply(_WithoutTokens, output, hidden_states, top_k_weights, *layer.parameters())
-        finally:
-            layer.num_experts = count
-            layer._parameters.update(kept)
-        if self._in_parts:
-            return sum_scattered(output, self._group, _TOKENS)
-        return sum_of_ranks(output, self._group)
+def _forward_of_rank(
+    layer: Any,
+    forward: Callable[..., Tensor],
+    division: Division,
+    in_parts: bool,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+) -> Tensor:
+    if division.is_whole:
+        with whole_parameters(layer):
+            return forward(hidden_states, top_k_index, top_k_weights)
+    kept, count, group = dict(layer._parameters), layer.num_experts, division.group
+    if in_parts:
+        hidden_states = gather_summed(hidden_states, group, _TOKENS)
+        top_k_weights = gather_summed(top_k_weights, group, _TOKENS)
+        top_k_index = gather(top_k_index, group, _TOKENS)
+    else:
+        hidden_states = sum_gradient(hidden_states, group)
+        top_k_weights = sum_gradient(top_k_weights, group)
+    own_count = count // dist.get_world_size(group)
+    numbers = top_k_index - division.rank * own_count
+    elsewhere = (numbers < 0) | (numbers >= own_count)
+    layer._parameters.update({name: local_part(parameter) for name, parameter in kept.items()})
+    layer.num_experts = own_count
+    try:
+        # The index ``own_count`` stands for the experts of other ranks, as in transformers.
+        output = forward(
+            hidden_states,
+            numbers.masked_fill(elsewhere, own_count),
+            top_k_weights.masked_fill(elsewhere, 0.0),
+        )
+        if torch.is_grad_enabled() and not output.requires_grad:  # no token has an expert here
+            output = apply(_WithoutTokens, output, hidden_states, top_k_weights, *layer.parameters())
+    finally:
+        layer.num_experts = count
+        layer._parameters.update(kept)
+    if in_parts:
+        return sum_scattered(output, group, _TOKENS)
+    return sum_of_ranks(output, group)
 
 
 class _WithoutTokens(torch.autograd.Function):

@@ -66,6 +66,7 @@ class TensorParallelLayer:
     A layer that the plan does not name has the style ``whole``, or ``replicated`` where sequences are divided.
 
     Args:
+        layer: the layer, whose ``forward`` is wrapped: a hook would not run when a block is recomputed.
         style: style of the layer.
         division: division of the model.
         in_parts: whether the layer lies where sequences are divided.
@@ -75,6 +76,7 @@ class TensorParallelLayer:
 
     def __init__(
         self,
+        layer: nn.Module,
         style: str,
         division: Division,
         *,
@@ -87,9 +89,6 @@ class TensorParallelLayer:
         self._in_parts = in_parts
         self._divided_parameters = divided_parameters
         self._shared = shared
-
-    def attach(self, layer: nn.Module) -> None:
-        """Wrap the layer's ``forward``: a hook would not run when a block is recomputed."""
         layer.forward = functools.partial(self._forward, layer, layer.forward)
 
     def _forward(self, layer: nn.Module, forward: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ from sparkdl.model.export import export_model, format_of
 from sparkdl.model.heads import NO_LABEL, Head, LabelColumn
 from sparkdl.model.inputs import number_dtype
 from sparkdl.model.losses import PredictionKind
-from sparkdl.model.program import program_of_export, program_of_script, read_program
+from sparkdl.model.program import program_of, read_program
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.tracking.torch_model import is_logged, load_logged
@@ -61,10 +61,8 @@ def load_module(module: Any) -> nn.Module:
         module = load_logged(module)
     if isinstance(module, str | os.PathLike):
         module = _read_file(os.fspath(module))
-    if isinstance(module, torch.export.ExportedProgram):
-        module = program_of_export(module)
-    elif isinstance(module, torch.jit.ScriptModule):
-        module = program_of_script(module)
+    if isinstance(module, torch.export.ExportedProgram | torch.jit.ScriptModule):
+        module = program_of(module)
     if not isinstance(module, nn.Module):
         raise ParamTypeError(
             "TorchModel.from_module takes a torch.nn.Module, an exported program, or the path or MLflow URI of one, "

@@ -108,21 +108,17 @@ def read_program(content: bytes, source: str) -> NetworkProgram:
         return NetworkProgram(torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)), is_script)
 
 
-def program_of_script(script: torch.jit.ScriptModule) -> NetworkProgram:
-    """Return a network of TorchScript, from its bytes."""
-    file = io.BytesIO()
-    torch.jit.save(script, file)
-    return read_program(file.getvalue(), "The TorchScript module")
-
-
-def program_of_export(exported: ExportedProgram) -> NetworkProgram:
-    """Return a network of ``torch.export``, from its bytes.
+def program_of(network: torch.jit.ScriptModule | ExportedProgram) -> NetworkProgram:
+    """Return a network of TorchScript or ``torch.export``, from its bytes.
 
     Raises:
         ParamError: if it takes one number of rows only.
     """
     file = io.BytesIO()
-    torch.export.save(exported, file)
+    if isinstance(network, torch.jit.ScriptModule):
+        torch.jit.save(network, file)
+        return read_program(file.getvalue(), "The TorchScript module")
+    torch.export.save(network, file)
     return read_program(file.getvalue(), "The exported program")
 
 

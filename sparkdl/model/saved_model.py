@@ -45,7 +45,6 @@ from sparkdl.model.weights_file import map_weights, write_weights
 if TYPE_CHECKING:
     import os
 
-    from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.signature import ModelOutput
 
 
@@ -153,27 +152,25 @@ def save_module(
     if folder.exists():
         raise SavedModelError(f"{folder} exists already. Remove it, or save under another name.")
     structure, tensors = split_module(module)
+    contents = {_ARCHITECTURE: structure}
+    if signature is not None and signature.inputs.prepare is not None:
+        with errors_as(SerializationError, "The function that prepares features cannot be saved"):
+            contents[_PREPARE] = cloudpickle.dumps(signature.inputs.prepare)
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.parent / f".{folder.name}-{uuid.uuid4().hex[:8]}.tmp"
     aside.mkdir()
     try:
         with (aside / _WEIGHTS).open("wb") as file:
-            described = {_WEIGHTS: write_weights(tensors, file)}
-        (aside / _ARCHITECTURE).write_bytes(structure)
-        names = [_ARCHITECTURE]
-        if signature is not None and signature.inputs.prepare is not None:
-            (aside / _PREPARE).write_bytes(_pickled(signature.inputs.prepare))
-            names.append(_PREPARE)
+            files = {_WEIGHTS: write_weights(tensors, file)}
+        for name, content in contents.items():
+            (aside / name).write_bytes(content)
+            files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         manifest = {
             "format_version": FORMAT_VERSION,
             "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
             "signature": None if signature is None else signature.to_json(),
-            "files": described
-            | {
-                name: {"bytes": (aside / name).stat().st_size, "sha256": _sha256(aside / name)}
-                for name in names
-            },
+            "files": files,
         }
         (aside / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         aside.rename(folder)
@@ -190,8 +187,10 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
         _check_file(folder / name, expected)
     tensors = map_weights(folder / _WEIGHTS)
     if signature is not None and _PREPARE in files:
-        inputs = replace(signature.inputs, prepare=_unpickled(folder / _PREPARE))
-        signature = replace(signature, inputs=inputs)
+        what = f"The function that prepares features cannot be read from {folder / _PREPARE}"
+        with errors_as(SavedModelError, what, "Install what it needs."):
+            prepare = cloudpickle.loads((folder / _PREPARE).read_bytes())
+        signature = replace(signature, inputs=replace(signature.inputs, prepare=prepare))
     return join_module((folder / _ARCHITECTURE).read_bytes(), tensors), signature
 
 
@@ -205,18 +204,6 @@ def modules_needed(folder: str | os.PathLike[str]) -> set[str]:
     if (folder / _PREPARE).exists():
         names |= modules_in_pickle((folder / _PREPARE).read_bytes())
     return names
-
-
-def _pickled(prepare: PrepareFunction) -> bytes:
-    with errors_as(SerializationError, "The function that prepares features cannot be saved"):
-        return bytes(cloudpickle.dumps(prepare))
-
-
-def _unpickled(path: Path) -> PrepareFunction:
-    what = f"The function that prepares features cannot be read from {path}"
-    with errors_as(SavedModelError, what, "Install what it needs."):
-        prepare: PrepareFunction = cloudpickle.loads(path.read_bytes())
-    return prepare
 
 
 def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[str, Any]]]:
@@ -247,13 +234,9 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
     size = path.stat().st_size
     if size != expected.get("bytes"):
         raise SavedModelError(f"{path} is damaged: it has {size} bytes instead of {expected.get('bytes')}.")
-    if _sha256(path) != expected.get("sha256"):
-        raise SavedModelError(f"{path} is damaged: its content does not match the checksum in {_MANIFEST}.")
-
-
-def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
-    return digest.hexdigest()
+    if digest.hexdigest() != expected.get("sha256"):
+        raise SavedModelError(f"{path} is damaged: its content does not match the checksum in {_MANIFEST}.")

@@ -191,19 +191,10 @@ def recompute_activations(blocks: Iterable[nn.Module]) -> None:
 def _recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # torch.compile does not support these context managers.
     if any(True for _ in block.buffers()) and not torch.compiler.is_compiling():
-        kwargs["context_fn"] = functools.partial(_contexts_of_passes, block)
+        # The recomputation begins with the buffers from before the first computation, and its changes of buffers are
+        # dropped: a BatchNorm would count each batch twice.
+        kwargs["context_fn"] = lambda: (nullcontext(), OtherBuffers(block))
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-
-def _contexts_of_passes(
-    block: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Context managers around a block's first computation, and around its recomputation.
-
-    The recomputation begins with the buffers from before the first one, and its changes of buffers are dropped: a
-    BatchNorm would count each batch twice.
-    """
-    return nullcontext(), OtherBuffers(block)
 
 
 class OtherBuffers(AbstractContextManager[None]):

@@ -218,23 +218,6 @@ class MeanMetric:
         return float(sums[0] / sums[1]) if sums[1] else float("nan")
 
 
-class SummedMetric:
-    """A named metric that follows from sums over rows.
-
-    Attributes:
-        sums: the sums so far, float64, on the device until they are read.
-    """
-
-    def __init__(self, metric: RowSums, device: torch.device) -> None:
-        self.value = metric.value
-        self._add = metric.add
-        self.sums = torch.zeros(metric.size, dtype=torch.float64, device=device)
-
-    def add(self, batch: _Pair) -> None:
-        """Add a batch."""
-        self._add(self.sums, *batch)
-
-
 _Pair: TypeAlias = tuple[Tensor, Tensor]
 """Outputs and targets of a batch."""
 
@@ -286,15 +269,18 @@ class EpochMetrics:
     def __init__(self, metrics: Mapping[str, Metric], device: torch.device) -> None:
         self._names = tuple(metrics)
         self._waiting = _WaitingBatches()
-        self._named: dict[str, SummedMetric] = {}
-        self._sums: dict[str, MeanMetric | SummedMetric] = {}
+        self._named: dict[str, RowSums] = {}
+        self._sums: dict[str, Tensor] = {}
+        """Sums over rows, float64, on the device until they are read."""
         self._states: dict[str, StateMetric] = {}
         self._running: dict[str, MeanMetric | StateMetric] = {}
         for name, metric in metrics.items():
             if isinstance(metric, RowSums):
-                self._sums[name] = self._named[name] = SummedMetric(metric, device)
+                self._named[name] = metric
+                self._sums[name] = torch.zeros(metric.size, dtype=torch.float64, device=device)
             elif (made := make_state_metric(name, metric, device)) is None:
-                self._running[name] = self._sums[name] = MeanMetric(name, metric, device)
+                self._running[name] = mean = MeanMetric(name, metric, device)
+                self._sums[name] = mean.sums
             else:
                 self._running[name] = self._states[name] = made
 
@@ -319,7 +305,7 @@ class EpochMetrics:
         for batch in batches:
             for name, metric in self._named.items():
                 with errors_as(TrainingError, f"Metric {name!r} failed"):
-                    metric.add(batch)
+                    metric.add(self._sums[name], *batch)
 
     def try_to_compute(self) -> None:
         """Compute the metrics over the batches so far, as at the end of a pass on one rank.
@@ -336,15 +322,15 @@ class EpochMetrics:
         """Return the sums and states of this rank so far, waiting for the device."""
         self._count(self._waiting.take())
         return {
-            "sums": {name: metric.sums.cpu().clone() for name, metric in self._sums.items()},
+            "sums": {name: sums.cpu().clone() for name, sums in self._sums.items()},
             "states": {name: metric.states() for name, metric in self._states.items()},
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from states that :meth:`state_dict` returned on one or more ranks; other metrics start empty."""
-        for name, summed in self._sums.items():
-            for sums in (state["sums"][name] for state in states if name in state["sums"]):
-                summed.sums += sums.to(summed.sums)
+        for name, sums in self._sums.items():
+            for earlier in (state["sums"][name] for state in states if name in state["sums"]):
+                sums += earlier.to(sums)  # noqa: PLW2901 - in place
         for name, metric in self._states.items():
             metric.take([of_rank for state in states for of_rank in state["states"].get(name, ())])
 
@@ -358,14 +344,14 @@ class EpochMetrics:
         """
         self._count(self._waiting.take())
         states = {name: metric.states() for name, metric in self._states.items()}
-        summed = [metric.sums.cpu().numpy() for metric in self._sums.values()]
+        summed = [sums.cpu().numpy() for sums in self._sums.values()]
         sums = np.concatenate([further, *summed])
         if communicator.world_size > 1 and len(sums):
             communicator.allreduce(sums, op="sum")
         ends = len(further) + np.cumsum([0, *map(len, summed)])
         values = {
-            name: metric.value(sums[start:stop])
-            for (name, metric), start, stop in zip(self._sums.items(), ends, ends[1:], strict=False)
+            name: (self._named[name] if name in self._named else self._running[name]).value(sums[start:stop])
+            for name, start, stop in zip(self._sums, ends, ends[1:], strict=False)
         }
         per_rank = [states]
         if communicator.world_size > 1 and states:

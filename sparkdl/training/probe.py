@@ -368,7 +368,7 @@ class TriedOutputs:
 
 
 def try_outputs(
-    model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], row: Arrays, pair: Arrays | None = None
+    model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], row: Arrays, pair: Arrays
 ) -> TriedOutputs:
     """Pass one row through a copy of a model, and a pair of rows, whose outputs must not depend on each other.
 
@@ -383,8 +383,6 @@ def try_outputs(
     trial.to(_CPU).eval()
     inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
     outputs = outputs_of_rows(returned, heads, 1)
-    if pair is None:
-        pair = {name: np.concatenate([values, values]) for name, values in row.items()}
     check_rows_are_independent(trial, inputs, heads, pair)
     return TriedOutputs(inputs, outputs, trial, shared)
 
@@ -397,8 +395,8 @@ def probe(
     heads: Sequence[Head],
     row: Arrays,
     labels: Arrays,
-    weighted: bool = False,
-    pair: Arrays | None = None,
+    pair: Arrays,
+    weighted: bool,
 ) -> ProbeResult:
     """Pass one row through a copy of the model and its losses, and a pair of rows through the model.
 
@@ -410,8 +408,8 @@ def probe(
             loss belongs to the user's step.
         row: one row of the data, columns of shape ``(1, *shape)``.
         labels: labels of the row as numbers, columns of shape ``(1, *shape)``.
+        pair: two rows of the data, as different as possible, columns of shape ``(2, *shape)``.
         weighted: whether rows will have weights, for which losses have to return one value per row.
-        pair: two rows of the data, as different as possible, columns of shape ``(2, *shape)``; None for the row twice.
 
     Raises:
         DataError: if the model does not accept the features, or a loss the labels.

@@ -198,7 +198,11 @@ class Stages(DividedModel):
         torch.distributed.broadcast(loss, self._rank_of_last, group=self.layout.group("pipeline"))
         weight = float(loss[1])
         mean = (loss[0] / weight if weight else loss[0]).float()
-        return _joined(found, LossTerm(mean=mean, weight=weight))
+        term = LossTerm(mean=mean, weight=weight)
+        if not found:
+            return Evaluation(None, None, term)
+        outputs = torch.cat([part.outputs.detach() for part in found])
+        return Evaluation(outputs, torch.cat([part.targets for part in found]), term)
 
     def _pipeline(self, key: Any) -> Pipeline:
         """The pipeline for inputs of some shapes. Collective.
@@ -272,11 +276,3 @@ def _one_tensor(output: Any) -> Tensor:
             "return the tensor that the loss takes, or use shard in place of pipeline."
         )
     return output
-
-
-def _joined(parts: Sequence[Evaluation], term: LossTerm) -> Evaluation:
-    """The joined evaluation of all microbatches; without outputs on ranks that have none."""
-    if not parts:
-        return Evaluation(None, None, term)
-    outputs = torch.cat([part.outputs.detach() for part in parts])
-    return Evaluation(outputs, torch.cat([part.targets for part in parts]), term)

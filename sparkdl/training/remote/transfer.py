@@ -83,7 +83,7 @@ def load_spec(stored: StoredSpec) -> TrainingSpec:
         with location.filesystem.open(f"{location.path}/{_TENSORS}", "rb") as file:
             tensors = read_weights(file)
     except Exception as error:
-        raise _unreadable(stored.folder, error) from error
+        raise store_error(f"The model's weights cannot be read from {stored.folder}", error) from error
     return cast("TrainingSpec", join_tensors(stored.structure, tensors))
 
 
@@ -145,17 +145,15 @@ def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder_here:
         path = Path(folder_here) / _TRAINED
         for name, written in stored.weights.items():
-            try:
-                # A copy, as the Store's file may be removed while the module is in use. The mapping outlives unlink().
-                with (
-                    location.filesystem.open(f"{location.path}/{name}", "rb") as there,
-                    path.open("wb") as here,
-                ):
-                    copied = HashingFile(here)
-                    while chunk := there.read(_CHUNK_BYTES):
-                        copied.write(chunk)
-            except Exception as error:
-                raise _unreadable(folder, error) from error
+            # A copy, as the Store's file may be removed while the module is in use. The mapping outlives unlink().
+            with (
+                store_errors(f"The model's weights cannot be read from {folder}"),
+                location.filesystem.open(f"{location.path}/{name}", "rb") as there,
+                path.open("wb") as here,
+            ):
+                copied = HashingFile(here)
+                while chunk := there.read(_CHUNK_BYTES):
+                    copied.write(chunk)
             if copied.describe() != written:
                 raise StoreError(
                     f"The trained weights in {folder}/{name} are not what a rank wrote: {copied.describe()} instead of "
@@ -173,7 +171,3 @@ def _write(tensors: Mapping[str, Tensor], folder: str, name: str) -> dict[str, A
         location.filesystem.open(f"{location.path}/{name}", "wb") as file,
     ):
         return write_weights(tensors, file)
-
-
-def _unreadable(folder: str, error: Exception) -> StoreError:
-    return store_error(f"The model's weights cannot be read from {folder}", error)

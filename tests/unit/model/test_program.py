@@ -12,7 +12,7 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module, split_module
-from sparkdl.model.program import program_of_export, program_of_script, read_program
+from sparkdl.model.program import program_of, read_program
 
 ANY_ROWS = ({0: torch.export.Dim.AUTO},)
 
@@ -26,8 +26,8 @@ def network():
 @pytest.fixture(scope="module", params=["script", "export"])
 def program(request, network):
     if request.param == "script":
-        return program_of_script(torch.jit.script(network))
-    return program_of_export(torch.export.export(network, (torch.zeros(2, 4),), dynamic_shapes=ANY_ROWS))
+        return program_of(torch.jit.script(network))
+    return program_of(torch.export.export(network, (torch.zeros(2, 4),), dynamic_shapes=ANY_ROWS))
 
 
 def test_a_program_travels_as_bytes_and_computes_what_the_network_does(program, network):

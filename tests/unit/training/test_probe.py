@@ -30,6 +30,7 @@ def probe_one(model, loss, features, label, optimizer=sgd, *, weighted=False):
         heads=[head],
         row={"image": image},
         labels={"digit": digit},
+        pair={"image": np.concatenate([image, image])},
         weighted=weighted,
     )
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 from sparkdl.estimators.scoring.udf import ScoringModel
 from sparkdl.model.architecture import split_module
-from sparkdl.model.weights_file import num_bytes, weights_as_bytes, write_weights
+from sparkdl.model.weights_file import weights_as_bytes, write_weights
 from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ScoringModels:
                 self._split = split_module(self._saved.module)
             structure, tensors = self._split
             most = MAX_BYTES_IN_PLAN if is_connect(spark) else MAX_BYTES_IN_BROADCAST
-            is_file = num_bytes(tensors) > most
+            is_file = sum(tensor.nbytes for tensor in tensors.values()) > most
             if is_file:
                 send_weights(tensors, self._file, spark)
             key = batch_size, is_file, num_threads, shares_gpu

@@ -216,7 +216,10 @@ def outputs_of_rows(returned: Any, heads: Sequence[Head], num_rows: int) -> dict
     if any(head.loss is not None for head in heads):
         outputs = output_of_each(returned, labels)
     else:
-        outputs = _outputs_of_step(returned, labels)
+        outputs = {}
+        with suppress(ParamError):
+            outputs = output_of_each(returned, labels)
+        outputs = outputs or first_output(returned)
     for tensor in outputs.values():
         if tensor.ndim == 0 or tensor.shape[0] != num_rows:
             raise ParamError(
@@ -224,14 +227,6 @@ def outputs_of_rows(returned: Any, heads: Sequence[Head], num_rows: int) -> dict
                 f"row{'s' if num_rows > 1 else ''} it returned shape {tuple(tensor.shape)}."
             )
     return outputs
-
-
-def _outputs_of_step(returned: Any, labels: Sequence[str]) -> dict[str, Tensor]:
-    """Return the outputs of a model whose loss the user's step computes: one per label column, else the first one."""
-    if labels:
-        with suppress(ParamError):
-            return output_of_each(returned, labels)
-    return first_output(returned)
 
 
 def _shown(outputs: Any) -> str:

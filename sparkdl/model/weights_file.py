@@ -204,11 +204,6 @@ def map_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         raise SavedModelError(f"The weights in {path} cannot be read: {error}") from error
 
 
-def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Return the total size of tensors in bytes."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
     header: dict[str, Any] = {}
     offset = 0

@@ -50,18 +50,12 @@ def batches_for(
     """
     if device.type != "cuda":
         return batches
-    return _on_gpu(device, batches) if ahead else _one_by_one(device, batches)
+    return _on_gpu(device, batches, ahead)
 
 
 def most_batches_ahead(device: torch.device, *, ahead: bool = True) -> int:
     """Return how many batches :func:`batches_for` may have taken beyond those that it has returned."""
     return _MAX_BATCHES_AHEAD + 1 if device.type == "cuda" and ahead else 0
-
-
-def _one_by_one(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
-    with closing(batches):
-        for batch in batches:
-            yield {name: _pinned(array).to(device, non_blocking=True) for name, array in batch.items()}
 
 
 def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:
@@ -75,19 +69,18 @@ def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BY
     )
 
 
-def _on_gpu(device: torch.device, batches: Generator[Arrays, None, None]) -> Generator[Batch, None, None]:
-    stream = torch.cuda.Stream(device)
-    ahead = copied_ahead(_copies(device, stream, batches))
-    try:
-        for tensors, copied in ahead:
+def _on_gpu(
+    device: torch.device, batches: Generator[Arrays, None, None], ahead: bool
+) -> Generator[Batch, None, None]:
+    copies = _copies(device, torch.cuda.Stream(device), batches)
+    with closing(copied_ahead(copies) if ahead else copies) as ready:
+        for tensors, copied in ready:
             current = torch.cuda.current_stream(device)
             current.wait_event(copied)
             for tensor in tensors.values():
                 # The memory belongs to the copying stream, which must not reuse it before this stream is done with it.
                 tensor.record_stream(current)
             yield tensors
-    finally:
-        ahead.close()
 
 
 def _copies(

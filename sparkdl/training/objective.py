@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError, listed
 from sparkdl.model.heads import output_of_each
-from sparkdl.model.inputs import Arrays, dtype_name, dtype_named, to_features, to_tensor
+from sparkdl.model.inputs import Arrays, dtype_name, to_tensor
 from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_global_weight, reduction_of
 from sparkdl.random_state import random_numbers_apart, rank_seed
 
@@ -74,43 +74,6 @@ class StepModule(nn.Module):
         returned = self._step(self.module, batch)
         self.has_collectives = count() != before
         return returned
-
-
-def run_user_step(
-    spec: TrainingSpec, module: nn.Module, batch: Mapping[str, Any], device: torch.device
-) -> tuple[Any, LossTerm]:
-    """Return the outputs (None if the step does not return them) and the loss.
-
-    Args:
-        spec: spec of the fit.
-        module: the model, or a :class:`StepModule`, which may be wrapped.
-        batch: prepared batch.
-        device: device of the model.
-
-    Raises:
-        ParamError: if the step returns anything other than a loss, or a loss and outputs.
-    """
-    assert spec.user_step is not None, "called where there is one"
-    inputs = {
-        column.name: to_features(batch[column.name], dtype_named(column.dtype), device)
-        for column in spec.inputs.inputs
-    }
-    labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
-    weight = (
-        {} if spec.weight is None else {spec.weight: to_tensor(batch[spec.weight], torch.float32, device)}
-    )
-    is_step = any(isinstance(part, StepModule) for part in (module, getattr(module, "module", None)))
-    step = module if is_step else StepModule(module, spec.user_step)
-    returned = step({**inputs, **labels, **weight})
-    loss, outputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise ParamError(
-            "Param trainStep must return the mean loss of the batch as a tensor with one value, or a tuple of that "
-            f"and the outputs; it returned {kind}."
-        )
-    num_rows = len(next(iter(batch.values())))
-    return outputs, LossTerm(mean=loss.reshape(()), weight=float(num_rows))
 
 
 _OF_USERS_CODE = (DataError, ParamError, TrainingError)
@@ -356,15 +319,37 @@ class Objective:
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluation:
         """Apply the module, wrapped or not and in its current mode, to a prepared batch of at least one row."""
-        spec = self._spec
-        if spec.user_step is not None:
-            with self.precision.computing():
-                outputs, term = run_user_step(spec, module, batch, self._device)
-            labels = {head.label.name: head.label.tensor(batch, self._device) for head in spec.heads}
-            return Evaluation(outputs, next(iter(labels.values())) if len(labels) == 1 else labels, term)
+        if self._spec.user_step is not None:
+            return self._run_user_step(self._spec.user_step, module, batch)
         with self.precision.computing():
-            returned = spec.inputs.apply(module, batch, self._device)
+            returned = self._spec.inputs.apply(module, batch, self._device)
         return self.compare(returned, batch)
+
+    def _run_user_step(self, user_step: UserStep, module: nn.Module, batch: Batch) -> Evaluation:
+        """Call the user's step with the model, or the :class:`StepModule`, which may be wrapped.
+
+        Raises:
+            ParamError: if the step returns anything other than a loss, or a loss and outputs.
+        """
+        spec, device = self._spec, self._device
+        tensors = spec.inputs.tensors(batch, device)
+        labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
+        tensors |= labels
+        if spec.weight is not None:
+            tensors[spec.weight] = to_tensor(batch[spec.weight], torch.float32, device)
+        is_step = any(isinstance(part, StepModule) for part in (module, getattr(module, "module", None)))
+        step = module if is_step else StepModule(module, user_step)
+        with self.precision.computing():
+            returned = step(tensors)
+        loss, outputs = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ParamError(
+                "Param trainStep must return the mean loss of the batch as a tensor with one value, or a tuple of that "
+                f"and the outputs; it returned {kind}."
+            )
+        term = LossTerm(mean=loss.reshape(()), weight=float(self.num_rows(batch)))
+        return Evaluation(outputs, next(iter(labels.values())) if len(labels) == 1 else labels, term)
 
     def compare(self, returned: Any, batch: Batch) -> Evaluation:
         """Compare what the module returned with the labels of the batch, whose inputs are not used."""

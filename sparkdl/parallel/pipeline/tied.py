@@ -112,21 +112,16 @@ class TiedGradients:
         }
         local = {number: local_part(grad).contiguous() for number, grad in gradients.items()}
         like = next(iter(local.values()))
-        others = {
-            number: torch.empty_like(like)
-            for number, rank in zip(tie.stages, self._holders[tie.name], strict=True)
-            if rank != self._rank
-        }
-        transfers = []
+        others, transfers = {}, []
         for number, rank in zip(tie.stages, self._holders[tie.name], strict=True):
-            if number in others:
-                transfers.append(dist.P2POp(dist.irecv, others[number], group=self._group, group_peer=rank))
-        for rank in sorted(set(self._holders[tie.name])):
             if rank != self._rank:
-                transfers += [
-                    dist.P2POp(dist.isend, gradient, group=self._group, group_peer=rank)
-                    for gradient in local.values()
-                ]
+                others[number] = torch.empty_like(like)
+                transfers.append(dist.P2POp(dist.irecv, others[number], group=self._group, group_peer=rank))
+        for rank in sorted({*self._holders[tie.name]} - {self._rank}):
+            transfers += [
+                dist.P2POp(dist.isend, gradient, group=self._group, group_peer=rank)
+                for gradient in local.values()
+            ]
         for work in dist.batch_isend_irecv(transfers) if transfers else ():
             work.wait()
         # In the same order on all ranks, so that all copies stay equal to the bit.

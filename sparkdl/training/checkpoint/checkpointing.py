@@ -225,7 +225,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         *,
         is_best: bool = False,
     ) -> None:
-        of_rank = {**of_rank, "wants_to_stop": self._control.wants_to_stop, **self._rank_state()}
+        of_replica = self._distribution.rank_state()
+        of_rank = {**of_rank, "wants_to_stop": self._control.wants_to_stop, **of_replica}
+        if self._distribution.is_local and self._communicator.rank != 0:
+            of_rank["optimizer"] = self._optimizer.state_dict()["state"]
         ranks = gather_rank_states(
             self._module, self._spec.losses, self._step.device, of_rank, self._communicator
         )
@@ -233,13 +236,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             return
         self._writer.wait()
         self._writer.write(self._content(where, ranks, history, is_best=is_best))
-
-    def _rank_state(self) -> dict[str, Any]:
-        """State of this rank alone: of its replica and, where updates are local, of its optimizer."""
-        state = self._distribution.rank_state()
-        if self._distribution.is_local and self._communicator.rank != 0:
-            state["optimizer"] = self._optimizer.state_dict()["state"]
-        return state
 
     def hold(
         self, where: dict[str, Any], history: Sequence[EpochRecord], *, has_steps: bool

@@ -51,17 +51,17 @@ _DIGEST_TIMEOUT_S = 600.0
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def described(value: object) -> str | None:
+def describe(value: object) -> str | None:
     """Return a description of an object; None for None.
 
     A plain value is described by its repr, a module by its class and options, a frozen dataclass by its fields, a
     partial function by what it binds, any other object by its name or the name of its class. Long texts are truncated
     and end with a checksum.
     """
-    return None if value is None else _described(value)
+    return None if value is None else _text_of(value)
 
 
-def described_modules(module: nn.Module) -> dict[str, str]:
+def describe_modules(module: nn.Module) -> dict[str, str]:
     """Return the class and options of each submodule, by its name.
 
     The options of torch modules and torchmetrics metrics are their plain attributes, such as ``p`` of a Dropout; for
@@ -70,7 +70,7 @@ def described_modules(module: nn.Module) -> dict[str, str]:
     return {name: f"{type(part).__qualname__}({_options(part)})" for name, part in module.named_modules()}
 
 
-def described_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, str]:
+def describe_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, str]:
     """Return the options of an optimizer for each of its groups of parameters, and which parameters those are."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = [
@@ -100,17 +100,17 @@ def is_plain(value: object) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _described(value: object) -> str:
+def _text_of(value: object) -> str:
     if is_plain(value):
         return _short(repr(value))
     if isinstance(value, functools.partial):
-        bound = [*map(_described, value.args), *_pairs(value.keywords)]
-        return f"{_described(value.func)}({', '.join(bound)})"
+        bound = [*map(_text_of, value.args), *_pairs(value.keywords)]
+        return f"{_text_of(value.func)}({', '.join(bound)})"
     if isinstance(value, Tensor):
         numbers = value.detach().to("cpu", torch.float64).numpy()
         return f"{tuple(value.shape)} {checksum(numbers.tobytes())}"
     if isinstance(value, nn.Module):
-        parts = [f"{name}: {of}" if name else of for name, of in described_modules(value).items()]
+        parts = [f"{name}: {of}" if name else of for name, of in describe_modules(value).items()]
         # The buffers of a torch loss, such as class weights; those of other modules may be counters.
         constants = dict(value.named_buffers()) if type(value).__module__.startswith("torch.nn.") else {}
         return _short(", ".join([*parts, *_pairs(constants)]))
@@ -122,7 +122,7 @@ def _described(value: object) -> str:
     if isinstance(value, Mapping):
         return _short(f"{{{_listed({str(name): item for name, item in value.items()})}}}")
     if isinstance(value, tuple | list):
-        return _short(f"[{', '.join(map(_described, value))}]")
+        return _short(f"[{', '.join(map(_text_of, value))}]")
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
@@ -142,7 +142,7 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 def _pairs(values: Mapping[str, Any]) -> Iterable[str]:
-    return [f"{name}={_described(value)}" for name, value in values.items()]
+    return [f"{name}={_text_of(value)}" for name, value in values.items()]
 
 
 def _short(text: str) -> str:
@@ -173,10 +173,10 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
 
 def dataset_digest(dataset: ParquetDataset, names: Sequence[str]) -> str:
     """Return a hash of columns of a dataset: of their types, the row counts of row groups, and the first 64 rows."""
-    described = [_column(dataset, name) for name in names]
+    columns = [_column(dataset, name) for name in names]
     counts = counts_digest(dataset.row_counts)
     rows = _rows_checksum(dataset, names, _FIRST_ROWS, _DIGEST_TIMEOUT_S)
-    text = "\n".join([*names, *described, counts, rows])
+    text = "\n".join([*names, *columns, counts, rows])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -295,23 +295,23 @@ def fit_identity(
     settings = {
         "loss": "trainStep"
         if spec.user_step is not None
-        else ", ".join(str(described(head.loss)) for head in spec.heads),
+        else ", ".join(str(describe(head.loss)) for head in spec.heads),
         "lossWeights": [head.weight for head in spec.heads],
-        "classWeights": [described(head.class_weights) for head in spec.heads],
+        "classWeights": [describe(head.class_weights) for head in spec.heads],
         "labelCol": list(spec.label_names),
-        **{f"labels {head.label.name!r}": described(head.label) for head in spec.heads},
-        "trainStep": described(spec.user_step),
+        **{f"labels {head.label.name!r}": describe(head.label) for head in spec.heads},
+        "trainStep": describe(spec.user_step),
         "featuresCol": list(spec.inputs.names),
         "passFeaturesBy": spec.inputs.given_by,
-        "paddingValue": described(spec.inputs.padding_value),
-        "prepareFeatures": described(spec.inputs.prepare),
+        "paddingValue": describe(spec.inputs.padding_value),
+        "prepareFeatures": describe(spec.inputs.prepare),
         "inputs of the model": [f"{column.name} as {column.dtype}" for column in spec.inputs.inputs],
-        "augment": described(spec.augment),
-        **described_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
+        "augment": describe(spec.augment),
+        **describe_optimizer(make_optimizer(spec.optimizer, spec.model), spec.model),
         # A schedule is made for a number of epochs.
         "scheduler": None
         if spec.scheduler is None
-        else f"{described(spec.scheduler)} for {spec.epochs} epochs",
+        else f"{describe(spec.scheduler)} for {spec.epochs} epochs",
         "rows to train on": _rows(spec.training_rows),
         **_goals(spec),
         **_plain_fields(spec),
@@ -321,7 +321,7 @@ def fit_identity(
         **{f"the model's {name}": text for name, text in _tensors(spec.model).items()},
         **{
             f"the model's {name}".removesuffix("'s "): text
-            for name, text in described_modules(spec.model).items()
+            for name, text in describe_modules(spec.model).items()
         },
         **dataset_identity(dataset, spec, read_timeout_s),
         # The weights of the module itself are not compared: a checkpoint replaces them.
@@ -363,24 +363,20 @@ def _goals(spec: TrainingSpec) -> dict[str, Any]:
         "earlyStoppingPatience": None if spec.patience is None else spec.patience.epochs,
         "earlyStoppingMinDelta": None if spec.patience is None else spec.patience.min_delta,
         "metric to stop early by": None if watched is None else f"{watched.metric}, {watched.mode}",
-        **{f"metric {name!r}": described(spec.metrics[name]) for name in deciding if name in spec.metrics},
+        **{f"metric {name!r}": describe(spec.metrics[name]) for name in deciding if name in spec.metrics},
     }
 
 
 def _plain_fields(spec: TrainingSpec) -> dict[str, Any]:
+    """Return the plain settings by the names of their Params, in camelCase unless the metadata has another name."""
     parts = {}
     for field in dataclasses.fields(spec):
         if "identity" not in field.metadata:
             value = getattr(spec, field.name)
             assert is_plain(value), f"{field.name} has to be described"
-            parts[_param_name(field)] = value
+            first, *others = field.name.split("_")
+            parts[field.metadata.get("param", first + "".join(map(str.capitalize, others)))] = value
     return parts
-
-
-def _param_name(field: dataclasses.Field[Any]) -> str:
-    """Return the name of the Param: the field's name in camelCase, unless the field's metadata names another one."""
-    first, *others = field.name.split("_")
-    return str(field.metadata.get("param", first + "".join(map(str.capitalize, others))))
 
 
 def check_identity(then: Mapping[str, Any], now: Mapping[str, Any], url: str) -> None:

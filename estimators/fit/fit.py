@@ -56,7 +56,7 @@ from sparkdl.model.architecture import count_parameters
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.spark.jobs import describe_progress, jobs_of, named_jobs
 from sparkdl.spark.session import task_cpus, threads_by_settings
-from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, FitOutcome, fit_on_rank
+from sparkdl.training.remote.fit_on_rank import IMPORTED_FIRST, fit_on_rank
 from sparkdl.training.remote.transfer import fetch_module, store_spec
 from sparkdl.training.update import updates_per_epoch
 
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from sparkdl.estimators.torch_model import TorchModel
     from sparkdl.launch.elastic.roster import ElasticLimits
     from sparkdl.tracking import FitRun, RunGroup
+    from sparkdl.training.history import FitOutcome
     from sparkdl.training.spec import TrainingSpec
 
 

@@ -428,7 +428,7 @@ def _with_planner(
             optimizer_bytes=optimizer_bytes(spec.model, spec.optimizer),
             dimensions=[name for name in ("data", "shard", "tensor", "context", "pipeline") if suits(name)],
         )
-    return replace(spec, planner=planner)
+    return replace(spec, planner=planner.choose)
 
 
 def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:

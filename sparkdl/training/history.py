@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import truediv
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from sparkdl.collective import Communicator
+    from sparkdl.collective import Communicator, WorldReport
     from sparkdl.training.metrics import EpochMetrics
 
 
@@ -154,6 +154,24 @@ EPOCH_METRICS = tuple(field.name for field in fields(EpochRecord) if field.metad
 """Fields of an :class:`EpochRecord` that are logged to MLflow besides the metrics; metrics cannot have these names."""
 
 
+@dataclass(frozen=True)
+class FitOutcome:
+    """Result of training on one rank; rank 0 sends it to the driver.
+
+    Attributes:
+        module: the trained module, as the function kept it that :func:`~sparkdl.training.trainer.train` was given.
+        history: one record per epoch, equal on all ranks.
+        model_epoch: number of the epoch that rank 0's weights are from: the best epoch if the fit keeps its weights,
+            else the last one. Ranks that do not keep the best weights have those of the last epoch.
+        communication: communication report of all ranks; None if it was not requested.
+    """
+
+    module: Any
+    history: tuple[EpochRecord, ...]
+    model_epoch: int
+    communication: WorldReport | None = None
+
+
 def join_meter_states(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
     """Join the meter states of another number of ranks into the state from which a rank's meter continues.
 
@@ -206,14 +224,15 @@ class EpochMeter:
     def time_waits(self, batches: Iterable[AnyBatch]) -> Iterator[AnyBatch]:
         """Yield the batches, and count the time until each is available as time spent waiting for data."""
         iterator = iter(batches)
-        nothing = object()
         while True:
             started = time.perf_counter()
-            batch = next(iterator, nothing)
-            self.waited_s += time.perf_counter() - started
-            if batch is nothing:
+            try:
+                batch = next(iterator)
+            except StopIteration:
                 return
-            yield cast("AnyBatch", batch)
+            finally:
+                self.waited_s += time.perf_counter() - started
+            yield batch
 
     def add(self, loss_mean: Tensor, weight: float, rows: int) -> None:
         """Add one step: the detached mean loss of this rank's rows, their weight, and their number."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
-
-
-class LayoutPlanner(Protocol):
-    """Chooses a layout; :class:`sparkdl.planner.on_ranks.RankPlanner` is one."""
-
-    def choose(self, module: nn.Module, device: torch.device) -> tuple[Parallelism, Mapping[str, str]]:
-        """Return the layout of a module, and what to tell about it. Collective; needs torch.distributed."""
 
 
 AugmentFunction: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -203,9 +196,11 @@ class TrainingSpec:
     parallelism: Parallelism | None = field(default=None, metadata=FREE)
     """How the module is divided among ranks; None for a replica on each rank."""
 
-    planner: LayoutPlanner | None = field(default=None, metadata=FREE)
-    """Chooses ``parallelism`` on the ranks, which know the cluster; None to take it as it is. A step then has
-    ``batch_size`` rows for each rank, in every layout."""
+    planner: Callable[[nn.Module, torch.device], tuple[Parallelism, Mapping[str, str]]] | None = field(
+        default=None, metadata=FREE
+    )
+    """Chooses ``parallelism`` on the ranks, which know the cluster, and says why. Collective; needs torch.distributed.
+    None to take it as it is. A step then has ``batch_size`` rows for each rank, in every layout."""
 
     synchronization: Synchronization | None = field(default=None, metadata=DESCRIBED)
     """When ranks synchronize weights that each of them updates by itself; None for averaged gradients in each step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +31,7 @@ from sparkdl.training.device_batches import (
     single_rows_allowed,
 )
 from sparkdl.training.distribution import DividedModel, ModelDistribution, Replicas
-from sparkdl.training.history import EpochMeter, EpochRecord, ProgressReporter, Report
+from sparkdl.training.history import EpochMeter, EpochRecord, FitOutcome, ProgressReporter, Report
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import ErrorContext, Objective, StepPosition
@@ -122,7 +122,7 @@ def plan_layout(
     if not was_initialized:
         init_process_group(communicator, cuda=device.type == "cuda")
     try:
-        parallelism, about = spec.planner.choose(spec.model, device)
+        parallelism, about = spec.planner(spec.model, device)
     finally:
         if not was_initialized:
             destroy_process_group()
@@ -141,22 +141,6 @@ class StepMonitor(Protocol):
         """Note that a step has ended, with the seconds that the rank has waited for data in the epoch so far."""
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """Result of training on one rank.
-
-    Attributes:
-        module: value that ``keep`` returned for the trained module.
-        history: one record per epoch, equal on all ranks.
-        model_epoch: number of the epoch that rank 0's weights are from: the best epoch if the fit keeps its weights,
-            else the last one. Ranks that do not keep the best weights have those of the last epoch.
-    """
-
-    module: Any
-    history: tuple[EpochRecord, ...]
-    model_epoch: int
-
-
 def train(
     spec: TrainingSpec,
     *,
@@ -168,7 +152,7 @@ def train(
     on_position: Callable[[str], None] = lambda _: None,
     handover: Handover | None = None,
     monitor: StepMonitor | None = None,
-) -> TrainingResult:
+) -> FitOutcome:
     """Train a module on this rank's shard of a dataset, together with all other ranks.
 
     N ranks with batches of B rows compute what one process would with batches of the joined N * B rows; with
@@ -181,7 +165,7 @@ def train(
             for it.
         dataset: the Parquet files, with the columns that ``spec`` names.
         keep: called on every rank with the distribution that holds the trained module; its result is
-            ``TrainingResult.module``.
+            ``FitOutcome.module``.
         report: function that is called with the events of :class:`~sparkdl.training.history.ProgressReporter`, on
             rank 0 only; None to discard them.
         on_step: called on every rank after each step and each batch of validation.
@@ -378,7 +362,7 @@ class Trainer:
         )
         self.history: list[EpochRecord] = []
 
-    def fit(self, keep: Callable[[ModelDistribution], Any]) -> TrainingResult:
+    def fit(self, keep: Callable[[ModelDistribution], Any]) -> FitOutcome:
         """Train the remaining epochs; see :func:`train`."""
         with single_rows_allowed(self.module):
             for epoch in range(self._resume(), self.spec.epochs + 1):
@@ -389,7 +373,7 @@ class Trainer:
             if self.handover is not None:
                 self.handover.hold(self)  # before the best weights replace the last ones
             model_epoch = self.control.end()
-        return TrainingResult(keep(self.distribution), tuple(self.history), model_epoch)
+        return FitOutcome(keep(self.distribution), tuple(self.history), model_epoch)
 
     def run_epoch(self, epoch: int) -> None:
         """Train on all rows once, validate, and take a checkpoint if one is due."""

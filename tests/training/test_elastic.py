@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sparkdl.launch import RankContext
-    from sparkdl.training.remote.fit_on_rank import FitOutcome
+    from sparkdl.training.history import FitOutcome
     from sparkdl.training.spec import TrainingSpec
 
 PLANNED = 3

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import traceback
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
-from sparkdl.training.remote.transfer import StoredModule, StoredSpec, load_spec, store_trained
+from sparkdl.training.remote.transfer import StoredSpec, load_spec, store_trained
 
 if TYPE_CHECKING:
-    from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
     from sparkdl.launch.rank.context import RankContext
     from sparkdl.monitor import Monitor
-    from sparkdl.training.history import EpochRecord
+    from sparkdl.training.history import FitOutcome
 
 
 IMPORTED_FIRST = (
@@ -30,23 +29,6 @@ IMPORTED_FIRST = (
     "torch._dynamo",
 )
 """Modules that every fit imports; ``torch._dynamo`` is imported by the first optimizer of a process."""
-
-
-@dataclass(frozen=True)
-class FitOutcome:
-    """What rank 0 sends to the driver.
-
-    Attributes:
-        module: the trained module, whose weights are in the Store.
-        history: one record per epoch.
-        model_epoch: number of the epoch that the module's weights are from.
-        communication: communication report of all ranks; None if it was not requested.
-    """
-
-    module: StoredModule
-    history: tuple[EpochRecord, ...]
-    model_epoch: int
-    communication: WorldReport | None = None
 
 
 def fit_on_rank(
@@ -102,7 +84,7 @@ def fit_on_rank(
             else monitor.on_rank(context.rank, context.world_size, context.report, precision=spec.precision)
         )
         with HostWatch(context.report) if reports_for_host else nullcontext(), sampling as steps:
-            result = train(
+            outcome = train(
                 in_world,
                 communicator=communicator,
                 dataset=dataset,
@@ -116,10 +98,9 @@ def fit_on_rank(
                 handover=handover,
                 monitor=steps,
             )
-        communication = communicator.gather_report() if reports_load else None
-        if context.rank != 0:
-            return None
-        return FitOutcome(result.module, result.history, result.model_epoch, communication)
+        if reports_load:
+            outcome = replace(outcome, communication=communicator.gather_report())
+        return outcome if context.rank == 0 else None
 
     while True:
         try:

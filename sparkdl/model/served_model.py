@@ -56,17 +56,15 @@ class PyfuncModel:
     Args:
         saved: the model.
         output: value of the param ``output`` where a call does not give one.
+
+    Attributes:
+        module: the module, on CPU.
     """
 
     def __init__(self, saved: SavedModel, *, output: str = "") -> None:
-        self._saved, self._output = saved, output
+        self.module, self._output = saved.module, output
         self._on_device = {"cpu": saved}
         self._lock = threading.Lock()
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The module, on CPU."""
-        return self._saved.module
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
         """Return the predictions of every row.
@@ -140,8 +138,8 @@ class PyfuncModel:
         with self._lock:
             if name not in self._on_device:
                 # A copy, as other threads may be using the module on its device.
-                module = copy.deepcopy(self._saved.module).to(_device(name))
-                self._on_device[name] = SavedModel(module, self._saved.signature)
+                module = copy.deepcopy(self.module).to(_device(name))
+                self._on_device[name] = SavedModel(module, self._on_device["cpu"].signature)
             return Predictor(self._on_device[name], batch_size=int(batch_size), device=name)
 
     def _predict_array(

@@ -31,7 +31,7 @@ from sparkdl.parallel.verify.sequences import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
 _ATTENTION = dict(zip(ATTENTION_METHODS, (ring_attention, all_to_all_attention), strict=True))
 
@@ -348,7 +348,8 @@ class WholeSequences(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, joined along ``module.positions_dim``, 1 by default."""
-        lengths = {argument.shape[1] for argument in (*args, *kwargs.values()) if _is_sequence(argument)}
+        sequences = [value for value in (*args, *kwargs.values()) if _is_sequence(value)]
+        lengths = {tensor.shape[1] for tensor in sequences}
         if len(lengths) != 1:
             raise ParamError(
                 f"Context parallelism needs inputs (batch, positions, ...) of one length, got {sorted(lengths)}."
@@ -356,14 +357,14 @@ class WholeSequences(nn.Module):
         (length,) = lengths
         parts = [self._part(value) for value in args]
         named = {name: self._part(value) for name, value in kwargs.items()}
-        numbers = self._numbers(sequence.positions(length, self._group, _device_of(args, kwargs)))
+        numbers = self._numbers(sequence.positions(length, self._group, sequences[0].device))
         return self._joined(self.module(*parts, **{self._positions: numbers, **named}), numbers.shape[-1])
 
     def compute_alone(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, which this rank computes alone."""
         assert self._attention is not None, "share_sequences() has made it"
-        length = next(value.shape[1] for value in (*args, *kwargs.values()) if _is_sequence(value))
-        numbers = self._numbers(torch.arange(length, device=_device_of(args, kwargs)))
+        first: Tensor = next(value for value in (*args, *kwargs.values()) if _is_sequence(value))
+        numbers = self._numbers(torch.arange(first.shape[1], device=first.device))
         self._attention.is_whole = True
         try:
             return self.module(*args, **{self._positions: numbers, **kwargs})
@@ -394,11 +395,6 @@ class WholeSequences(nn.Module):
         if isinstance(output, tuple | list):
             return type(output)(self._joined(part, length) for part in output)
         return output
-
-
-def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
-    sequence: Tensor = next(argument for argument in (*args, *kwargs.values()) if _is_sequence(argument))
-    return sequence.device
 
 
 def _is_sequence(value: object) -> bool:

@@ -64,6 +64,7 @@ class ModelDistribution(ABC):
         name: name of the layout; if it is the same when a fit resumes, each rank continues with its own state.
         is_divided: whether each rank has only a part of the module, so that operations on the whole are collective.
         local: updates that each rank makes of its own weights; None if each update is made of averaged gradients.
+        sharers: communicator of the ranks that have the same part of the module as this one, and their global ranks.
     """
 
     is_divided = False
@@ -80,6 +81,7 @@ class ModelDistribution(ABC):
     num_averaged: int
     generator_index: int
     name: str
+    sharers: tuple[Communicator, list[int]]
 
     def forward_backward(
         self,
@@ -157,11 +159,6 @@ class ModelDistribution(ABC):
         """
         return nullcontext()
 
-    @property
-    @abstractmethod
-    def sharers(self) -> tuple[Communicator, list[int]]:
-        """The communicator of the ranks that have the same part of the module as this one, and their global ranks."""
-
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm is at most ``max_norm``."""
         nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
@@ -198,11 +195,12 @@ class Replicas(ModelDistribution):
 
             self._recomputed = blocks_of(self.module)
             recompute_activations(self._recomputed)
-        self._communicator, self._device = communicator, device
+        self._device = device
         self._finds_unused = spec.has_unused_parameters
         self.rank = self.reader = self.generator_index = communicator.rank
         self.num_ranks = self.num_readers = self.num_averaged = communicator.world_size
         self.name = f"{communicator.world_size} replicas"
+        self.sharers = communicator, list(range(communicator.world_size))
         self._resources = resources
         self._compression = spec.compression
         if spec.synchronization is not None:
@@ -267,11 +265,6 @@ class Replicas(ModelDistribution):
             self.called.take_up_changes()
         if isinstance(self.called, DistributedDataParallel) and self._live.look():
             self.called = self._wrap_by_ddp(self.called.module)
-
-    @property
-    def sharers(self) -> tuple[Communicator, list[int]]:
-        """The communicator of all ranks, and all ranks."""
-        return self._communicator, list(range(self.num_ranks))
 
     def begin(self) -> None:
         """Begin with the weights that the module has now, such as those of a checkpoint."""
@@ -373,6 +366,7 @@ class DividedModel(ModelDistribution):
         if spec.precision == "float8":
             use_float8(spec.model, device)
         self.rank, self.num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.sharers = layout.communicator("data"), layout.ranks("data")
         self.reader, self.num_readers = layout.row_reader
         self.num_averaged = layout.size("data", "shard", "context")
         self.generator_index = layout.rank("pipeline", "data", "shard", "context")
@@ -411,11 +405,6 @@ class DividedModel(ModelDistribution):
         from sparkdl.parallel import accumulated
 
         return accumulated(self.module) if self.num_averaged > 1 else nullcontext()
-
-    @property
-    def sharers(self) -> tuple[Communicator, list[int]]:
-        """The communicator of the ranks that have this part, and these ranks. Collective at the first call."""
-        return self.layout.communicator("data"), self.layout.ranks("data")
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm over all ranks is at most ``max_norm``. Collective."""

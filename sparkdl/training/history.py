@@ -351,6 +351,9 @@ class ProgressReporter:
     :class:`~sparkdl.training.history.EpochRecord`, ``epochs`` and ``eta_s``; a ``"straggler"`` event holds
     ``slow_rank`` and ``ratio``. Epochs and steps count from 1. The first step includes warm-up and says nothing
     about the rate: ``eta_s`` is None until a second step is done.
+
+    Attributes:
+        report: function that is called with each event.
     """
 
     def __init__(
@@ -369,7 +372,7 @@ class ProgressReporter:
             steps_per_epoch: number of steps of an epoch.
             on_step: function that is called after each step.
         """
-        self._report = report
+        self.report = report
         self._on_step = on_step
         self._epochs = epochs
         self._steps = steps_per_epoch
@@ -392,9 +395,9 @@ class ProgressReporter:
         """
         self._steps_before = (epoch - 1) * self._steps + steps
         if self._steps_before and is_restart:
-            self._report({"kind": "resumed", "epoch": epoch, "epochs": self._epochs, "step": steps})
+            self.report({"kind": "resumed", "epoch": epoch, "epochs": self._epochs, "step": steps})
         for record in history:
-            self._report({"kind": "restored", "epochs": self._epochs, **asdict(record)})
+            self.report({"kind": "restored", "epochs": self._epochs, **asdict(record)})
 
     def step(self, *, epoch: int, step: int, rows: int, meter: EpochMeter) -> None:
         """Count a step of ``rows`` rows over all ranks, and report it if the last report is old enough."""
@@ -413,7 +416,7 @@ class ProgressReporter:
         if now < self._next_at:
             return
         self._next_at = now + _REPORT_EVERY_S
-        self._report(
+        self.report(
             {
                 "kind": "step",
                 "epoch": epoch,
@@ -426,14 +429,10 @@ class ProgressReporter:
             }
         )
 
-    def straggler(self, rank: int, ratio: float) -> None:
-        """Report a rank that takes ``ratio`` times as long for a row as the others."""
-        self._report({"kind": "straggler", "slow_rank": rank, "ratio": ratio})
-
     def epoch(self, record: EpochRecord) -> None:
         """Report the end of an epoch, however recent the last report is."""
         eta_s = self._remaining_s(record.epoch * self._steps, time.perf_counter())
-        self._report({"kind": "epoch", "epochs": self._epochs, "eta_s": eta_s, **asdict(record)})
+        self.report({"kind": "epoch", "epochs": self._epochs, "eta_s": eta_s, **asdict(record)})
 
     def _remaining_s(self, done: int, now: float) -> float | None:
         """Seconds that the steps after the first ``done`` ones will take; None before the second step of this process.

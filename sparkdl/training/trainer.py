@@ -529,8 +529,8 @@ class Trainer:
         return speeds
 
     def _name_straggler(self, rank: int, ratio: float) -> None:
-        """Name a rank that is slow for long, and have it leave if it is to be replaced."""
-        self.progress.straggler(rank, ratio)
+        """Name a rank that takes ``ratio`` times as long as others for a row; it leaves if it is to be replaced."""
+        self.progress.report({"kind": "straggler", "slow_rank": rank, "ratio": ratio})
         if rank != self.communicator.rank:
             return
         is_replaced = self.handover is not None and self.spec.replaces_stragglers

@@ -195,17 +195,9 @@ def _now() -> float:
 
 
 def blocks_in(module: nn.Module, parts: PipelineParts) -> nn.ModuleList | nn.Sequential:
-    """The list of blocks of a model or a stage.
-
-    Raises:
-        ParamError: if it is another kind of module.
-    """
+    """The list of blocks of a model or a stage."""
     blocks = module.get_submodule(parts.blocks)
-    if not isinstance(blocks, nn.ModuleList | nn.Sequential):
-        raise ParamError(
-            f"The blocks {parts.blocks!r} of {type(module).__name__} must be a torch.nn.ModuleList or Sequential; got "
-            f"a {type(blocks).__name__}."
-        )
+    assert isinstance(blocks, nn.ModuleList | nn.Sequential), "parts_of() names no other modules"
     return blocks
 
 

@@ -272,15 +272,17 @@ class EpochMetrics:
         self._named: dict[str, RowSums] = {}
         self._sums: dict[str, Tensor] = {}
         """Sums over rows, float64, on the device until they are read."""
+        self._values: dict[str, Callable[[npt.NDArray[np.float64]], float]] = {}
+        """Functions of the sums of all ranks."""
         self._states: dict[str, StateMetric] = {}
         self._running: dict[str, MeanMetric | StateMetric] = {}
         for name, metric in metrics.items():
             if isinstance(metric, RowSums):
-                self._named[name] = metric
+                self._named[name], self._values[name] = metric, metric.value
                 self._sums[name] = torch.zeros(metric.size, dtype=torch.float64, device=device)
             elif (made := make_state_metric(name, metric, device)) is None:
                 self._running[name] = mean = MeanMetric(name, metric, device)
-                self._sums[name] = mean.sums
+                self._sums[name], self._values[name] = mean.sums, mean.value
             else:
                 self._running[name] = self._states[name] = made
 
@@ -350,7 +352,7 @@ class EpochMetrics:
             communicator.allreduce(sums, op="sum")
         ends = len(further) + np.cumsum([0, *map(len, summed)])
         values = {
-            name: (self._named[name] if name in self._named else self._running[name]).value(sums[start:stop])
+            name: self._values[name](sums[start:stop])
             for name, start, stop in zip(self._sums, ends, ends[1:], strict=False)
         }
         per_rank = [states]

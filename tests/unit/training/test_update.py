@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.training.checkpoint.identity import described_optimizer
+from sparkdl.training.checkpoint.identity import describe_optimizer
 from sparkdl.training.update import (
     fuse,
     make_optimizer,
@@ -111,5 +111,5 @@ def test_other_optimizers_and_parameters_keep_their_kernel(factory: Any, paramet
 
 def test_identity_of_a_fit_has_the_optimizer_as_the_program_made_it() -> None:
     module = torch.nn.Linear(2, 1)
-    described = described_optimizer(make_optimizer(torch.optim.AdamW, module), module)
+    described = describe_optimizer(make_optimizer(torch.optim.AdamW, module), module)
     assert "fused" not in described["optimizer"]

@@ -60,7 +60,7 @@ LAYERS = {
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
     "model": "served_model, predictor, independent_rows, named_metrics, export | saved_model, heads, losses | "
-    "served_columns | signature, architecture | inputs, padding | program | weights_file",
+    "served_columns | signature, architecture | inputs | program | weights_file",
     "networks": "trained | language_folder, language, generation, logits | adapters | pretrained, backbones | "
     "decoder | images | standardization | tabular | text | folder_tokens",
     "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.padding import pad_rows
+from sparkdl.model.inputs import pad_rows
 
 
 def objects(rows):

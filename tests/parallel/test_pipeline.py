@@ -123,6 +123,21 @@ def check_a_decoder_whose_head_shares_the_embedding_equals_one_process() -> None
         check(Parallelism(pipeline=-1), tied, schedule=schedule)
 
 
+def check_a_new_pipeline_adds_to_the_gradients_that_are_there() -> None:
+    layout = Parallelism(pipeline=-1).lay_out()
+    group = layout.group("pipeline")
+    stages = cut(tied(), group)
+    tokens, labels = (part.repeat(4, 1) for part in batch(0))
+    found: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        pipeline = Pipeline(stages, group, schedule="1f1b", microbatches=4, loss=loss_with(layout))
+        pipeline.step(tokens, target=labels)
+        named = [pair for stage in stages for pair in stage.named_parameters()]
+        found.append({name: parameter.grad.clone() for name, parameter in named})
+    for name, gradient in found[1].items():
+        torch.testing.assert_close(gradient, 2 * found[0][name], rtol=1e-5, atol=1e-7, msg=name)
+
+
 @slow
 def check_a_head_that_shares_the_embedding_equals_one_process_in_further_layouts_and_models() -> None:
     for schedule in ("interleaved-1f1b", "zero-bubble"):

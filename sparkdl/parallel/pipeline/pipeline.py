@@ -193,13 +193,13 @@ class Pipeline:
             verification.check_rows(args, [target], [kwargs[name] for name in sorted(kwargs)])
         losses: list[Tensor] | None = [] if self._has_last else None
         refusal = None
-        if not self._is_tried:
-            trial = _Trial([stage.submod for stage in self._wrapped], self._verifications)
-            for stage in self._wrapped:
-                stage.on_first_microbatch = trial.undo
-            self._is_tried = True
         try:
             with self._tied.summed():
+                if not self._is_tried:
+                    trial = _Trial([stage.submod for stage in self._wrapped], self._verifications)
+                    for stage in self._wrapped:
+                        stage.on_first_microbatch = trial.undo
+                    self._is_tried = True
                 self._schedule.step(
                     *(args if self._has_first else ()),
                     target=target if self._has_last else None,

@@ -136,17 +136,15 @@ def describe_module(
         inputs, values = make_inputs(params, dataset), first_rows(dataset, names)
     heads = [Head(label=LabelColumn(name=name), loss=None) for name in kinds] if len(kinds) > 1 else []
     row = {name: column[:1] for name, column in values.items()}
-    tried = try_outputs(module, inputs, heads, row, most_different_rows(values))
-    if set(tried.outputs) != set(kinds):
+    inputs, tried, _, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))
+    if set(tried) != set(kinds):
         raise ParamError(
             f"outputs names {', '.join(kinds)}, and the module does not return a tensor for each of them, as a tuple "
             "in this order or as a dict with these names."
         )
     classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, list(kinds))
-    described = tuple(
-        _describe(name, kind, tried.outputs[name], classes.get(name)) for name, kind in kinds.items()
-    )
-    return SavedModel(module, ModelSignature(inputs=tried.inputs, outputs=described))
+    described = tuple(_describe(name, kind, tried[name], classes.get(name)) for name, kind in kinds.items())
+    return SavedModel(module, ModelSignature(inputs=inputs, outputs=described))
 
 
 @contextmanager

@@ -54,22 +54,15 @@ _GETS = ("BINGET", "LONG_BINGET", "GET")
 _PUTS = ("BINPUT", "LONG_BINPUT", "PUT")
 
 
-@dataclass(frozen=True)
-class _Global:
-    """A class or function on the stack of the pickle machine."""
-
-    module: str
-    name: str
-
-
 def modules_in_pickle(pickled: bytes) -> set[str]:
     """Return the full names of the modules that are imported to read a pickle, and to call functions in it.
 
     Modules that such a function imports in its body are not found.
     """
     modules: set[str] = set()
-    memo: dict[int, str | _Global | None] = {}
-    pushed: list[str | _Global | None] = [None, None]
+    # Strings, and module and name of classes and functions, on the stack of the pickle machine; None for all else.
+    memo: dict[int, str | tuple[str, str] | None] = {}
+    pushed: list[str | tuple[str, str] | None] = [None, None]
     for opcode, operand, _ in pickletools.genops(pickled):
         argument: Any = operand
         if opcode.name == "FRAME":  # may begin anywhere, and pushes nothing on the stack
@@ -80,7 +73,7 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
         if opcode.name in _PUTS:
             memo[int(argument)] = pushed[-1]
             continue
-        value: str | _Global | None = None
+        value: str | tuple[str, str] | None = None
         if opcode.name in _STRINGS:
             value = argument
         elif opcode.name in _GETS:
@@ -89,12 +82,13 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
             module, name = pushed[-2:]
             assert isinstance(module, str), "pickle has just pushed it"
             assert isinstance(name, str), "likewise"
-            value = _Global(module, name)
+            value = module, name
         elif opcode.name == "GLOBAL":
-            value = _Global(*argument.split(" "))
-        if isinstance(value, _Global):
-            modules.add(value.module)
-        elif isinstance(value, str) and isinstance(pushed[-1], _Global) and pushed[-1].name == _SUBIMPORT:
+            module, _, name = argument.partition(" ")
+            value = module, name
+        if isinstance(value, tuple):
+            modules.add(value[0])
+        elif isinstance(value, str) and isinstance(pushed[-1], tuple) and pushed[-1][1] == _SUBIMPORT:
             modules.add(value)
         pushed = [pushed[-1], value]
     return modules

@@ -15,20 +15,6 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.verify.sequences import check_shared_rows
 
 
-def check_length(length: int, ranks: int) -> None:
-    """Check that ranks can share a sequence.
-
-    Raises:
-        ParamError: if its length is not a multiple of twice the number of ranks.
-    """
-    if length % (2 * ranks):
-        lower = length - length % (2 * ranks)
-        raise ParamError(
-            f"A sequence of {length} positions cannot be shared by {ranks} context-parallel ranks: its length must be "
-            f"a multiple of {2 * ranks}, for example {lower or 2 * ranks} or {lower + 2 * ranks}."
-        )
-
-
 def positions(length: int, group: dist.ProcessGroup, device: torch.device | None = None) -> Tensor:
     """The positions that this rank holds, in their order on the rank: ``int64``, ``(length / ranks,)``.
 
@@ -63,9 +49,18 @@ def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def part_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This rank's part of a tensor with whole sequences, without a comparison with other ranks."""
-    size = dist.get_world_size(group)
-    check_length(tensor.shape[dim], size)
+    """This rank's part of a tensor with whole sequences, without a comparison with other ranks.
+
+    Raises:
+        ParamError: if the length of sequences is not a multiple of twice the number of ranks.
+    """
+    size, length = dist.get_world_size(group), tensor.shape[dim]
+    if length % (2 * size):
+        lower = length - length % (2 * size)
+        raise ParamError(
+            f"A sequence of {length} positions cannot be shared by {size} context-parallel ranks: its length must be "
+            f"a multiple of {2 * size}, for example {lower or 2 * size} or {lower + 2 * size}."
+        )
     chunks = tensor.chunk(2 * size, dim)
     rank = dist.get_rank(group)
     return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim)

@@ -350,29 +350,16 @@ class ProbeResult:
     optimizer: Optimizer
 
 
-@dataclass(frozen=True)
-class TriedOutputs:
-    """Outputs of a model for one row.
-
-    Attributes:
-        inputs: inputs, with the dtypes in which they enter the model.
-        outputs: output for the row by its name, tensors of shape ``(1, *shape)``.
-        module: copy of the model that computed them.
-        shared: its parameters that are not copies.
-    """
-
-    inputs: ModelInputs
-    outputs: Mapping[str, Tensor]
-    module: nn.Module
-    shared: Sequence[nn.Parameter]
-
-
 def try_outputs(
     model: nn.Module, inputs: ModelInputs, heads: Sequence[Head], row: Arrays, pair: Arrays
-) -> TriedOutputs:
+) -> tuple[ModelInputs, dict[str, Tensor], nn.Module, list[nn.Parameter]]:
     """Pass one row through a copy of a model, and a pair of rows, whose outputs must not depend on each other.
 
     The arguments and errors are those of :func:`probe`.
+
+    Returns:
+        The inputs, with the dtypes in which they enter the model; the output for the row by its name, tensors of shape
+        ``(1, *shape)``; the copy of the model; and its parameters that are not copies.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ParamError(
@@ -384,7 +371,7 @@ def try_outputs(
     inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
     outputs = outputs_of_rows(returned, heads, 1)
     check_rows_are_independent(trial, inputs, heads, pair)
-    return TriedOutputs(inputs, outputs, trial, shared)
+    return inputs, outputs, trial, shared
 
 
 def probe(
@@ -418,9 +405,8 @@ def probe(
             step by gradients alone, or rows are weighted and a loss reduces over them.
     """
     _warn_about_frozen_statistics(model)
-    tried = try_outputs(model, inputs, heads, row, pair)
-    inputs, outputs, trial = tried.inputs, tried.outputs, tried.module
-    gradients = TrialGradients(trial, tried.shared)
+    inputs, outputs, trial, shared = try_outputs(model, inputs, heads, row, pair)
+    gradients = TrialGradients(trial, shared)
     losses = {head.label.name: head.loss for head in heads}
     made = make_optimizer(optimizer, trial)
     num_classes = tuple(
@@ -432,7 +418,7 @@ def probe(
         for head in heads
     )
     if gradients.found.any_found:
-        try_optimizer(made, tried.shared)
+        try_optimizer(made, shared)
     return ProbeResult(
         inputs=inputs,
         heads=heads,

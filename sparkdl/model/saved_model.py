@@ -84,8 +84,8 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
             assert isinstance(name, str), "likewise"
             value = module, name
         elif opcode.name == "GLOBAL":
-            module, _, name = argument.partition(" ")
-            value = module, name
+            imported_from, _, imported = argument.partition(" ")
+            value = imported_from, imported
         if isinstance(value, tuple):
             modules.add(value[0])
         elif isinstance(value, str) and isinstance(pushed[-1], tuple) and pushed[-1][1] == _SUBIMPORT:

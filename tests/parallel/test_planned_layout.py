@@ -78,7 +78,7 @@ def test_a_fit_resumes_in_the_layout_that_its_planner_chooses_then(tmp_path: Pat
         checkpoints = CheckpointPlan(url=str(tmp_path / folder), every_updates=None, num_kept=2)
         planner = AlwaysOne(Parallelism(**sizes))
         changes: dict[str, Any] = {
-            "planner": planner,
+            "planner": planner.choose,
             "model": with_plan(),
             "checkpoints": checkpoints,
             "epochs": epochs,

@@ -17,7 +17,7 @@ from sparkdl.collective.buffers import DTYPES
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ELEMENT_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
 """The element types that a communicator supports."""
@@ -34,6 +34,13 @@ PLAIN_OPS: dict[Any, str] = {
 }
 """The operations of c10d that a communicator has, too, and its names for them."""
 
+_BITWISE_OPS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
 _EXPORTS_ADDRESS = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 """Whether the native communicator can read a tensor's address by itself (torch 2.10 and later)."""
 
@@ -43,29 +50,32 @@ class Reduction:
     """A c10d ``ReduceOp`` in the communicator's terms.
 
     Attributes:
-        op: communicator's name of the operation.
+        op: communicator's name of the operation; None if the operation is bitwise.
         prescale: factor of every rank's input, applied first (``PREMUL_SUM``).
+        bitwise: element-wise function of a bitwise operation, or None.
     """
 
-    op: str
+    op: str | None
     prescale: float = 1.0
+    bitwise: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
 
 def reduction_of(reduce_op: Any) -> Reduction:
     """Translate a c10d ``ReduceOp``.
 
     Raises:
-        ParamError: if communicators do not have the operation, as a bitwise one.
+        ParamError: if the operation is not one that c10d documents.
     """
     kind, factor = reduce_op, 1.0
     if not isinstance(reduce_op, dist.ReduceOp.RedOpType):
         kind, factor = reduce_op.__getstate__()  # torch shows the factor only in the pickled state
+    if kind in _BITWISE_OPS:
+        return Reduction(op=None, bitwise=_BITWISE_OPS[kind])
     if kind == dist.ReduceOp.PREMUL_SUM:
         return Reduction(op="sum", prescale=float(factor))
     if kind not in PLAIN_OPS:
         raise ParamError(
-            f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX or PRODUCT. MAX of bools is their logical 'or',"
-            " MIN their 'and'."
+            f"sparkdl cannot reduce with {kind}; use SUM, AVG, MIN, MAX, PRODUCT or a bitwise operation"
         )
     return Reduction(op=PLAIN_OPS[kind])
 

@@ -9,6 +9,7 @@ first: the allreduce of a sparse tensor is complete when its call returns, with 
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from sparkdl.torch.buffers import (
     movable,
     reducible,
     reduction_of,
+    restore,
 )
 from sparkdl.torch.submission import (
     ALL_REDUCE,
@@ -67,7 +69,7 @@ def allreduce_sparse(
     if tensor.layout is not torch.sparse_coo or reduction.op not in ("sum", "avg"):
         raise ParamError(
             f"sparkdl reduces sparse tensors of layout torch.sparse_coo by SUM and AVG, got {tensor.layout} by "
-            f"{reduction.op}; convert it with to_dense() first"
+            f"{reduction.op or 'a bitwise operation'}; convert it with to_dense() first"
         )
     sparse = tensor.detach().coalesce()
     shape = tuple(tensor.shape)
@@ -163,6 +165,9 @@ class Reductions(Submission):
         for tensor in tensors:
             if tensor.layout is not torch.strided:
                 allreduce_sparse(self.communicator, tensor, reduction, self._deadline_of(opts))
+        if reduction.op is None:
+            finishes += [self._combine_bitwise(tensor, tensor, reduction, opts, handles) for tensor in dense]
+            return self._work(tensors, handles, finishes)
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in dense:
             buffer = reducible(tensor, reduction.op)
@@ -172,6 +177,21 @@ class Reductions(Submission):
             name, what = ("allreduce", buffers[0]) if len(buffers) == 1 else ("allreduce_group", buffers)
             handles += self._call(name, opts, what, op=reduction.op, prescale=reduction.prescale)
         return self._work(tensors, handles, finishes)
+
+    def _combine_bitwise(
+        self,
+        tensor: torch.Tensor,
+        output: torch.Tensor,
+        reduction: Reduction,
+        opts: Any,
+        handles: list[Handle],
+    ) -> Finish:
+        """Start a bitwise reduction into ``output``, by an allgather, as communicators have no bitwise reductions."""
+        assert reduction.bitwise is not None
+        function, source = reduction.bitwise, movable(tensor)
+        gathered = source.new_empty((self.communicator.world_size, source.numel()))
+        handles += self._call("allgather", opts, source, gathered)
+        return lambda: restore(reduce(function, gathered.unbind(0)), output)
 
     @recorded("reduce")
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = REDUCE) -> Any:
@@ -184,6 +204,10 @@ class Reductions(Submission):
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for tensor in tensors:
+            if reduction.op is None:
+                output = tensor if is_root else torch.empty_like(tensor)
+                finishes.append(self._combine_bitwise(tensor, output, reduction, opts, handles))
+                continue
             buffer = reducible(tensor, reduction.op)
             handles += self._call(
                 "reduce", opts, buffer, root=opts.rootRank, op=reduction.op, prescale=reduction.prescale
@@ -251,6 +275,9 @@ class Reductions(Submission):
         finishes: list[Finish] = []
         groups: dict[torch.dtype, list[tuple[torch.Tensor, torch.Tensor, list[int]]]] = {}
         for output, tensor, of_ranks in zip(outputs, wholes, counts, strict=True):
+            if reduction.op is None:
+                finishes.append(self._scatter_bitwise(output, tensor, of_ranks, reduction, opts, handles))
+                continue
             source, block = reducible(tensor, reduction.op), reducible(output, reduction.op)
             if output.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
                 block = torch.empty_like(block)
@@ -270,3 +297,23 @@ class Reductions(Submission):
                     "reduce_scatter_group", opts, sources, blocks, counts=blocks_of_ranks, **options
                 )
         return self._work(outputs, handles, finishes)
+
+    def _scatter_bitwise(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        counts: Sequence[int],
+        reduction: Reduction,
+        opts: Any,
+        handles: list[Handle],
+    ) -> Finish:
+        combined = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
+        combine = self._combine_bitwise(tensor, combined, reduction, opts, handles)
+        rank = self.communicator.rank
+        start = sum(counts[:rank])
+
+        def finish() -> None:
+            combine()
+            output.detach().copy_(combined[start : start + output.numel()].view(output.shape))
+
+        return finish

@@ -60,6 +60,7 @@ def check_tensors_on_the_cpu_are_served_whatever_the_default_device_is() -> None
     flags, block = torch.tensor([1 << rank] * size), torch.zeros(1, dtype=torch.int64)
     sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1), (size,))
     group, options = dist.group.WORLD, ReduceScatterOptions()
+    options.reduceOp = dist.ReduceOp.BOR
     with torch.device(
         "meta"
     ):  # as torch.set_default_device("cuda"), which functions of torch.distributed put aside
@@ -135,6 +136,9 @@ def check_reduce_changes_the_root_alone() -> None:
     tensor = tensor_of(rank)
     dist.reduce(tensor, size - 1)
     torch.testing.assert_close(tensor, everyones().sum(0) if rank == size - 1 else tensor_of(rank))
+    flags = torch.tensor([1 << rank, 8])
+    dist.reduce(flags, 0, dist.ReduceOp.BOR)
+    assert flags.tolist() == ([(1 << size) - 1, 8] if rank == 0 else [1 << rank, 8])
 
 
 def check_gather_and_scatter_are_each_others_inverse() -> None:

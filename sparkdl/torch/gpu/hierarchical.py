@@ -383,4 +383,6 @@ class HierarchicalAccelerator(StagedAccelerator):
 def _is_reduced_by_nccl(tensor: torch.Tensor, reduction: Reduction) -> bool:
     """Whether both NCCL and the communication across hosts can reduce the tensor as it is."""
     is_scaled = reduction.op == "avg" or reduction.prescale != 1.0
-    return tensor.dtype in (FLOAT_DTYPES if is_scaled else FLOAT_DTYPES | _INTEGERS)
+    return reduction.op is not None and tensor.dtype in (
+        FLOAT_DTYPES if is_scaled else FLOAT_DTYPES | _INTEGERS
+    )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from sparkdl.collective.buffers import DeviceArray
+from sparkdl.errors import ParamError
 from sparkdl.torch.buffers import as_bytes, flatten, is_flat, reduction_of, rows_of_blocks
 from sparkdl.torch.submission import (
     ALL_GATHER,
@@ -362,6 +363,10 @@ class NcclAccelerator(OwnAccelerator):
 def _prepare(tensor: torch.Tensor, opts: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     """The elements of a tensor in a form that NCCL reduces, a view if possible, and the arguments of the reduction."""
     reduction = reduction_of(opts.reduceOp)
+    if reduction.op is None:
+        raise ParamError(
+            "NCCL has no bitwise reductions. Reduce on the CPU, or use SUM, AVG, MIN, MAX or PRODUCT."
+        )
     arguments = {"op": reduction.op, "prescale": reduction.prescale}
     flat = flatten(tensor)
     if flat.is_complex() and reduction.op in ("sum", "avg"):

@@ -40,14 +40,14 @@ def check_premul_sum_multiplies_before_it_sums() -> None:
     torch.testing.assert_close(source, kept)
 
 
-def check_flags_are_combined_by_max_and_min_and_bitwise_operations_are_refused() -> None:
-    rank, _ = rank_and_size()
-    flags, either = torch.tensor([rank == 0, True]), torch.tensor([rank == 0, False])
-    dist.all_reduce(flags, dist.ReduceOp.MIN)
-    dist.all_reduce(either, dist.ReduceOp.MAX)
-    assert (flags.tolist(), either.tolist()) == ([False, True], [True, False])
-    with pytest.raises(ParamError, match="MAX of bools"):
-        dist.all_reduce(flags, dist.ReduceOp.BAND)
+def check_bitwise_operations_work_on_integers_and_booleans() -> None:
+    rank, size = rank_and_size()
+    tensor = torch.tensor([1 << rank, 3], dtype=torch.int32)
+    dist.all_reduce(tensor, dist.ReduceOp.BOR)
+    assert tensor.tolist() == [(1 << size) - 1, 3]
+    flags = torch.tensor([rank == 0, True])
+    dist.all_reduce(flags, dist.ReduceOp.BAND)
+    assert flags.tolist() == [False, True]
 
 
 def check_sparse_tensors_are_summed_and_averaged() -> None:

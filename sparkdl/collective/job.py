@@ -158,7 +158,7 @@ _SHORT_FAREWELL_S = 5.0
 """How long a failed rank with the coordinator waits for the other ranks, which it has aborted, to leave the job."""
 
 
-def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> Membership:
+def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> JobMembership:
     """Connect to the coordinator of a job once per process, and leave the job when the process ends.
 
     Does not wait for other ranks.
@@ -183,7 +183,7 @@ def enter_job(job: RankJob, coordinator: Coordinator | None = None) -> Membershi
             except BaseException:
                 client.close()
                 raise
-            membership = _memberships[job] = Membership(job, client, coordinator)
+            membership = _memberships[job] = JobMembership(job, client, coordinator)
             atexit.register(membership.leave)
         return _memberships[job]
 
@@ -250,7 +250,7 @@ def host_job(
         raise
 
 
-class Membership:
+class JobMembership:
     """Membership of this process in a job, until the process ends.
 
     Attributes:
@@ -310,7 +310,7 @@ class Membership:
             )
 
 
-_memberships: dict[RankJob, Membership] = {}
+_memberships: dict[RankJob, JobMembership] = {}
 _entering = threading.Lock()
 
 # A forked child does not have the threads of the clients.

@@ -14,11 +14,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_contenders, names_of
+from sparkdl.bench.contest import MAX_OPERATIONS, Case, Contest, Measurements, hold, rows_of
+from sparkdl.bench.libraries import names_of, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_size, format_time, parse_size, plot_bandwidth, row_of, show
-from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.bench.report import (
+    MEASURED,
+    Columns,
+    Row,
+    format_size,
+    multiples_of,
+    parse_size,
+    plot_bandwidth,
+    show,
+)
 from sparkdl.errors import ParamError
 
 # Memory traffic of a TCP connection over loopback per byte sent: the kernel call of the sender reads and writes the
@@ -37,10 +45,6 @@ def bytes_moved(contender: str, num_bytes: int, num_tensors: int, world_size: in
     """Bytes moved per rank for ``num_tensors`` tensors of ``num_bytes`` each; None if the algorithm is not known."""
     formula = _FORMULAS.get(contender)
     return None if formula is None else round(num_tensors * formula(num_bytes, world_size))
-
-
-def _copy(num_bytes: int, _: int) -> float:
-    return 2 * num_bytes
 
 
 def _shared_memory(num_bytes: int, world_size: int) -> float:
@@ -67,7 +71,7 @@ def _ring_over_loopback(num_bytes: int, world_size: int) -> float:
 
 # MPI and Horovod are not included: their rounding depends on the library, its version and the size.
 _FORMULAS: dict[str, Callable[[int, int], float]] = {
-    "copy": _copy,
+    "copy": lambda num_bytes, _: 2 * num_bytes,
     "native": _shared_memory,
     "arena": lambda num_bytes, _: (
         2 * num_bytes
@@ -94,9 +98,6 @@ AGAINST = {
     "impi": {"intel mpi": "intel mpi"},
 }
 """Libraries to compare with, and their contenders."""
-
-_IF_INSTALLED = {"horovod": "horovod"}
-_YARDSTICK = {"copy": "native"}
 
 _LEGEND = (
     "native: sparkdl's communicator; arena: the same, on buffers in memory that it shares; torch: the same, under\n"
@@ -147,15 +148,12 @@ def run(arguments: argparse.Namespace) -> int:
     contest = Contest(
         benchmark="allreduce",
         world_size=arguments.ranks,
-        libraries=_YARDSTICK | contenders,
+        libraries={"copy": "native"} | contenders,
         cases=cases,
         seconds=arguments.seconds,
     )
     rows = make_rows(cases, hold(contest), arguments.ranks)
-    table = format_rows(rows)
-    show("allreduce", rows, table=table, legend=_LEGEND, missing=missing, path=arguments.json)
-    if arguments.plot is not None:
-        plot_bandwidth([row for row in rows if row["tensors"] == 1], arguments.plot)
+    show("allreduce", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing, plot=plot_bandwidth)
     return 0
 
 
@@ -165,27 +163,24 @@ def make_cases(sizes: str, queued: str, num_buffers: int) -> list[Case]:
     Raises:
         ParamError: if an option cannot be parsed.
     """
-    cases = [
-        _make_case(f"allreduce {format_size(size)}", size, 1, num_buffers)
-        for size in dict.fromkeys(parse_size(text) for text in sizes.split(","))
-    ]
-    if not queued:
-        return cases
-    match = re.fullmatch(r"([1-9]\d*)x(.+)", queued.strip())
-    if match is None:
-        raise ParamError(f"--queued {queued} is not understood; write it as {_DEFAULT_QUEUED}")
-    count, size = int(match[1]), parse_size(match[2])
+    tensors = {
+        f"allreduce {format_size(size)}": (size, 1)
+        for size in (parse_size(text) for text in sizes.split(","))
+    }
+    if queued:
+        match = re.fullmatch(r"([1-9]\d*)x(.+)", queued.strip())
+        if match is None:
+            raise ParamError(f"--queued {queued} is not understood; write it as {_DEFAULT_QUEUED}")
+        count, size = int(match[1]), parse_size(match[2])
+        tensors[f"{count} allreduces of {format_size(size)}, queued"] = size, count
     return [
-        *cases,
-        _make_case(f"{count} allreduces of {format_size(size)}, queued", size, count, num_buffers),
+        Case(
+            name=name,
+            settings={"num_bytes": size, "num_tensors": count, "num_buffers": num_buffers},
+            max_operations=1 if size * count >= _ALONE_BYTES else MAX_OPERATIONS,
+        )
+        for name, (size, count) in tensors.items()
     ]
-
-
-def _make_case(name: str, num_bytes: int, num_tensors: int, num_buffers: int) -> Case:
-    settings = {"num_bytes": num_bytes, "num_tensors": num_tensors, "num_buffers": num_buffers}
-    if num_bytes * num_tensors >= _ALONE_BYTES:
-        return Case(name=name, settings=settings, max_operations=1)
-    return Case(name=name, settings=settings)
 
 
 def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -199,9 +194,7 @@ def choose_contenders(against: str) -> tuple[dict[str, str], dict[str, str]]:
     wanted = dict(OURS)
     for name in names_of(against, list(AGAINST), "--against"):
         wanted |= AGAINST[name]
-    wanted |= _IF_INSTALLED
-    missing = missing_contenders(wanted)
-    return {name: library for name, library in wanted.items() if name not in missing}, missing
+    return split_missing(wanted | {"horovod": "horovod"})
 
 
 def make_rows(
@@ -214,50 +207,35 @@ def make_rows(
     is the time in which all ranks at once copy a buffer of this size, in percent of the time of the allreduce.
     """
     rows = []
-    for case in cases:
-        times = {contender: measure.times for contender, measure in measured[case.name].items()}
-        num_bytes = case.settings["num_bytes"] * case.settings["num_tensors"]
-        copy_s = row_of(case.name, "copy", times)["median_s"]
-        for contender in times:
-            common = row_of(case.name, contender, times)
-            median_s = common["median_s"]
-            rows.append(
-                {
-                    **common,
-                    "bytes": num_bytes,
-                    "tensors": case.settings["num_tensors"],
-                    "buffers": case.settings["num_buffers"],
-                    "ranks": world_size,
-                    "bytes_moved_per_rank": bytes_moved(
-                        contender, case.settings["num_bytes"], case.settings["num_tensors"], world_size
-                    ),
-                    "algorithm_bandwidth_bytes_per_s": num_bytes / median_s,
-                    "bus_bandwidth_bytes_per_s": num_bytes / median_s * 2 * (world_size - 1) / world_size,
-                    "percent_of_copy": 100 * copy_s / median_s,
-                }
-            )
+    for case, _, row in rows_of(cases, measured):
+        tensor_bytes, num_tensors = case.settings["num_bytes"], case.settings["num_tensors"]
+        bandwidth = tensor_bytes * num_tensors / row["median_s"]
+        rows.append(
+            {
+                **row,
+                "bytes": tensor_bytes * num_tensors,
+                "tensors": num_tensors,
+                "buffers": case.settings["num_buffers"],
+                "ranks": world_size,
+                "bytes_moved_per_rank": bytes_moved(row["contender"], tensor_bytes, num_tensors, world_size),
+                "algorithm_bandwidth_bytes_per_s": bandwidth,
+                "bus_bandwidth_bytes_per_s": bandwidth * 2 * (world_size - 1) / world_size,
+                "percent_of_copy": 100 * row["ratio"].get("copy", 1.0),
+            }
+        )
     return rows
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print; a ratio is how many times longer a contender takes than one of sparkdl."""
-    ours = [contender for contender in OURS if any(row["contender"] == contender for row in rows)]
-    header = ("case", "contender", "median", "p90", "GB/s", "bus GB/s", "moved", "% of copy")
-    table = []
-    for row in rows:
-        medians = {other["contender"]: other["median_s"] for other in rows if other["case"] == row["case"]}
-        moved = row["bytes_moved_per_rank"]
-        table.append(
-            (
-                row["case"],
-                row["contender"],
-                format_time(row["median_s"]),
-                format_time(row["p90_s"]),
-                f"{row['algorithm_bandwidth_bytes_per_s'] / 1e9:.3g}",
-                f"{row['bus_bandwidth_bytes_per_s'] / 1e9:.3g}",
-                "" if moved is None else f"{moved / row['bytes']:.3g} S",
-                f"{row['percent_of_copy']:.3g}",
-                *(f"{row['median_s'] / medians[contender]:.2f}x" for contender in ours),
-            )
-        )
-    return format_columns((*header, *(f"{contender} is" for contender in ours)), table)
+def _moved(row: Row) -> str:
+    moved = row["bytes_moved_per_rank"]
+    return "" if moved is None else f"{moved / row['bytes']:.3g} S"
+
+
+COLUMNS: Columns = (
+    *MEASURED,
+    ("GB/s", lambda row: f"{row['algorithm_bandwidth_bytes_per_s'] / 1e9:.3g}"),
+    ("bus GB/s", lambda row: f"{row['bus_bandwidth_bytes_per_s'] / 1e9:.3g}"),
+    ("moved", _moved),
+    ("% of copy", lambda row: f"{row['percent_of_copy']:.3g}"),
+    *multiples_of(OURS),
+)

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.bench.rank_group import Answer, RankGroup
+from sparkdl.bench.report import row_of
+from sparkdl.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from sparkdl.bench.namespaces import Namespace
 
 _PROBE_REPETITIONS = 2
 _REPETITION_S = 1e-3
-_MAX_OPERATIONS = 64
+MAX_OPERATIONS = 64
 _MAX_REPETITIONS = 200
 _TURN_TIMEOUT_S = 600.0
 _MAX_ROUNDS = 50
+
+Contender = TypeVar("Contender", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,7 @@ class Case:
 
     name: str
     settings: Mapping[str, Any]
-    max_operations: int = _MAX_OPERATIONS
+    max_operations: int = MAX_OPERATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +85,37 @@ class Measurements:
     times: list[float] = field(default_factory=list)
     results: list[list[dict[str, Any]]] = field(default_factory=list)
 
+    def check_alike(self, name: str) -> None:
+        """Check that all ranks had the same ``checksum`` of their parameters after each turn.
+
+        Raises:
+            CommunicatorError: if they had not; the message begins with ``name``.
+        """
+        for results in self.results:
+            sums = [result["checksum"] for result in results]
+            if len(set(sums)) > 1:
+                raise CommunicatorError(f"{name}: the ranks ended with different parameters, of sums {sums}.")
+
 
 def announce(step: str) -> None:
     """Print the next step of a benchmark."""
     print(f"{step} ...", flush=True)
 
 
-def in_turn(contenders: Sequence[str], turn: int) -> list[str]:
+def in_turn(contenders: Sequence[Contender], turn: int) -> list[Contender]:
     """Return the contenders in the order of a round: no contender always follows the same one."""
     start = turn % len(contenders)
     return [*contenders[start:], *contenders[:start]]
+
+
+def rows_of(
+    cases: Iterable[Case], measured: Mapping[str, Mapping[str, Measurements]]
+) -> Iterator[tuple[Case, Measurements, dict[str, Any]]]:
+    """Yield each case with the measurements of each contender, and the part of its row that all benchmarks have."""
+    for case in cases:
+        times = {name: measurements.times for name, measurements in measured[case.name].items()}
+        for name, measurements in measured[case.name].items():
+            yield case, measurements, row_of(case.name, name, times)
 
 
 def take_turns(
@@ -148,40 +174,67 @@ def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:
         measured = {}
         for case in contest.cases:
             announce(f"measuring {case.name}")
-            measured[case.name] = _measure_case(contest, case, groups)
+            measured[case.name] = measure_in_turn(
+                list(contest.libraries),
+                partial(_take_turn, contest, case, groups),
+                seconds=contest.seconds,
+                num_rounds=contest.num_rounds,
+                min_repetitions=contest.min_repetitions,
+                max_operations=case.max_operations,
+            )
     return measured
 
 
-def _measure_case(contest: Contest, case: Case, groups: Mapping[str, RankGroup]) -> dict[str, Measurements]:
-    def take_turn(contender: str, repetitions: int, operations: int) -> list[Answer]:
-        turn = {
-            "benchmark": contest.benchmark,
-            "contender": contender,
-            "case": dict(case.settings),
-            "repetitions": repetitions,
-            "operations": operations,
-        }
-        return groups[contest.libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
+def _take_turn(
+    contest: Contest,
+    case: Case,
+    groups: Mapping[str, RankGroup],
+    contender: str,
+    repetitions: int,
+    operations: int,
+) -> list[Answer]:
+    turn = {
+        "benchmark": contest.benchmark,
+        "contender": contender,
+        "case": dict(case.settings),
+        "repetitions": repetitions,
+        "operations": operations,
+    }
+    return groups[contest.libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
 
+
+def measure_in_turn(
+    contenders: Sequence[Contender],
+    take_turn: Callable[[Contender, int, int], list[Answer]],
+    *,
+    seconds: float,
+    num_rounds: int,
+    min_repetitions: int,
+    max_operations: int,
+) -> dict[Contender, Measurements]:
+    """Have contenders measure a case in turn, after a first turn that tells how long an operation takes.
+
+    Args:
+        contenders: the contenders.
+        take_turn: function that has a contender take a turn: so many repetitions, of so many operations each.
+        seconds: about how long to measure each contender.
+        num_rounds: number of turns of each contender.
+        min_repetitions: minimal number of repetitions in each turn, however long they take.
+        max_operations: maximal number of operations per repetition.
+    """
     plans = {}
-    for contender in contest.libraries:
+    for contender in contenders:
         operation_s = min(_slowest(take_turn(contender, _PROBE_REPETITIONS, 1)))
-        plans[contender] = _plan(contest, case, operation_s)
-    measured = {contender: Measurements() for contender in contest.libraries}
-    for turn in range(contest.num_rounds):
-        for contender in in_turn(list(contest.libraries), turn):
-            repetitions, operations = plans[contender]
-            answers = take_turn(contender, repetitions, operations)
+        operations = int(min(max_operations, max(1, _REPETITION_S / operation_s)))
+        repetitions = int(seconds / num_rounds / (operations * operation_s))
+        plans[contender] = min(_MAX_REPETITIONS, max(min_repetitions, repetitions)), operations
+    measured = {contender: Measurements() for contender in contenders}
+    for turn in range(num_rounds):
+        for contender in in_turn(contenders, turn):
+            answers = take_turn(contender, *plans[contender])
             measured[contender].times += _slowest(answers)
             measured[contender].results.append([answer["result"] for answer in answers])
     return measured
-
-
-def _plan(contest: Contest, case: Case, operation_s: float) -> tuple[int, int]:
-    """Return the number of repetitions of a turn and of operations per repetition."""
-    operations = int(min(case.max_operations, max(1, _REPETITION_S / operation_s)))
-    repetitions = int(contest.seconds / contest.num_rounds / (operations * operation_s))
-    return min(_MAX_REPETITIONS, max(contest.min_repetitions, repetitions)), operations
 
 
 def _slowest(answers: Sequence[Answer]) -> list[float]:

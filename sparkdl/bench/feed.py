@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 
 from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
-from sparkdl.bench.contest import Case, Contest, Measurements, announce, hold
-from sparkdl.bench.libraries import missing_contenders, names_of
+from sparkdl.bench.contest import Case, Contest, Measurements, announce, hold, rows_of
+from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, row_of, show
-from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.errors import ParamError
+from sparkdl.bench.report import MEASURED, SPARKDL_IS, Columns, show, time_of
 
 LIBRARIES = {
     "sparkdl": "feed",
@@ -33,6 +31,8 @@ LIBRARIES = {
     "streaming": "feed of streaming",
 }
 """Library that the process of each contender opens, by contender."""
+
+OTHERS = [name for name in LIBRARIES if name != "sparkdl"]
 
 SHUFFLE_ROWS = 50_000
 
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument(
         "--against",
-        default=",".join(name for name in LIBRARIES if name != "sparkdl"),
+        default=",".join(OTHERS),
         help="contenders beside sparkdl, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
@@ -87,43 +87,30 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a contender failed, or did not read every row once.
     """
     check_common_arguments(arguments)
-    names = names_of(arguments.cases, list(CASES), "--cases")
-    against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
-    wanted = {name: LIBRARIES[name] for name in ("sparkdl", *against)}
-    if needed := missing_contenders({"torch": "torch", "sparkdl": LIBRARIES["sparkdl"]}):
-        raise ParamError(f"sparkdl bench feed: {next(iter(needed.values()))}")
-    missing = missing_contenders(wanted)
-    present = {name: library for name, library in wanted.items() if name not in missing}
+    names = names_of(arguments.cases, CASES, "--cases")
+    against = names_of(arguments.against, OTHERS, "--against")
+    require("feed", "torch", "feed")
+    present, missing = split_missing({name: LIBRARIES[name] for name in ("sparkdl", *against)})
     with tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder:
         announce("writing the files")
         cases = make_cases(Path(folder), arguments.scale, names)
         measured: dict[str, dict[str, Measurements]] = {}
         for case in cases:
-            shuffles = bool(case.settings["shuffle_rows"])
+            # Loops over Arrow do not shuffle, and a table has no batches.
+            shuffles, trains = bool(case.settings["shuffle_rows"]), case.settings["trains"]
+            unfit = {"arrow": shuffles, "read_table": shuffles or trains}
             contest = Contest(
                 benchmark="feed",
                 world_size=1,
-                libraries={
-                    name: library
-                    for name, library in present.items()
-                    if takes_part(name, shuffles=shuffles, trains=case.settings["trains"])
-                },
+                libraries={name: library for name, library in present.items() if not unfit.get(name)},
                 cases=[case],
                 seconds=arguments.seconds,
                 min_repetitions=1,
             )
             # New processes for every case: memory that a process keeps from one case must not count in the next.
             measured |= hold(contest)
-    rows = make_rows(cases, measured)
-    show("feed", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
+    show("feed", make_rows(cases, measured), COLUMNS, arguments, legend=_LEGEND, missing=missing)
     return 0
-
-
-def takes_part(contender: str, *, shuffles: bool, trains: bool) -> bool:
-    """Return whether a contender measures a case: loops over Arrow do not shuffle, and a table has no batches."""
-    if contender == "read_table":
-        return not shuffles and not trains
-    return not (shuffles and contender == "arrow")
 
 
 def make_cases(folder: Path, scale: float, names: Sequence[str]) -> list[Case]:
@@ -152,48 +139,34 @@ def make_rows(
     a pass that was spent waiting for batches.
     """
     rows = []
-    for case in cases:
-        times = {name: measure.times for name, measure in measured[case.name].items()}
-        for contender, measure in measured[case.name].items():
-            results = [result for turn in measure.results for result in turn]
-            waits = [wait for result in results for wait in result["waited_s"]]
-            settings = case.settings
-            value_bytes, width = np.dtype(settings["dtype"]).itemsize, settings["list_length"]
-            row_bytes = 4 * settings["num_floats"] or value_bytes * width + 8  # the label is an int64
-            common = row_of(case.name, contender, times)
-            rows.append(
-                {
-                    **common,
-                    "rows": settings["num_rows"],
-                    "rows_per_s": settings["num_rows"] / common["median_s"],
-                    "peak_bytes": max(result["peak_bytes"] for result in results),
-                    "bound_bytes": READ_AHEAD_BYTES + settings["shuffle_rows"] * row_bytes
-                    if contender == "sparkdl"
-                    else None,
-                    "cpu_s": statistics.median(cpu for result in results for cpu in result["cpu_s"]),
-                    "data_wait_share": statistics.median(
-                        wait / duration for wait, duration in zip(waits, measure.times, strict=True)
-                    ),
-                }
-            )
+    for case, measurements, row in rows_of(cases, measured):
+        settings = case.settings
+        results = [result for turn in measurements.results for result in turn]
+        waits = [wait for result in results for wait in result["waited_s"]]
+        value_bytes, width = np.dtype(settings["dtype"]).itemsize, settings["list_length"]
+        row_bytes = 4 * settings["num_floats"] or value_bytes * width + 8  # the label is an int64
+        bound_bytes = READ_AHEAD_BYTES + settings["shuffle_rows"] * row_bytes
+        rows.append(
+            {
+                **row,
+                "rows": settings["num_rows"],
+                "rows_per_s": settings["num_rows"] / row["median_s"],
+                "peak_bytes": max(result["peak_bytes"] for result in results),
+                "bound_bytes": bound_bytes if row["contender"] == "sparkdl" else None,
+                "cpu_s": statistics.median(cpu for result in results for cpu in result["cpu_s"]),
+                "data_wait_share": statistics.median(
+                    wait / duration for wait, duration in zip(waits, measurements.times, strict=True)
+                ),
+            }
+        )
     return rows
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
-    header = ("case", "contender", "median", "p90", "rows/s", "cpu", "memory", "waiting", "sparkdl is")
-    table = [
-        (
-            row["case"],
-            row["contender"],
-            format_time(row["median_s"]),
-            format_time(row["p90_s"]),
-            f"{row['rows_per_s']:,.0f}",
-            format_time(row["cpu_s"]),
-            f"{row['peak_bytes'] / 2**20:,.0f} MiB",
-            f"{row['data_wait_share']:.1%}",
-            f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
-        )
-        for row in rows
-    ]
-    return format_columns(header, table)
+COLUMNS: Columns = (
+    *MEASURED,
+    ("rows/s", lambda row: f"{row['rows_per_s']:,.0f}"),
+    ("cpu", time_of("cpu_s")),
+    ("memory", lambda row: f"{row['peak_bytes'] / 2**20:,.0f} MiB"),
+    ("waiting", lambda row: f"{row['data_wait_share']:.1%}"),
+    SPARKDL_IS,
+)

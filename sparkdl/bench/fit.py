@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.bench.contenders.fit import CONTENDERS, NUM_READERS
 from sparkdl.bench.contenders.fit_task import PHASES, FitSize, Fitted, judged_rows, loss_of, make_frame
 from sparkdl.bench.contest import Case, Contest, announce, hold, in_turn
-from sparkdl.bench.libraries import missing_contenders, names_of
+from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.bench.report import MEASURED, SPARKDL_IS, Columns, Row, row_of, show
 from sparkdl.cli.local_session import start_session
-from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError, TrainingError
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ LIBRARIES = {
     "horovod": "fit of horovod",
 }
 """Library that each contender needs, by contender."""
+
+OTHERS = [name for name in LIBRARIES if name != "sparkdl"]
 
 ARITHMETIC = "arithmetic"
 NUM_ROWS = 1_000_000
@@ -61,11 +62,10 @@ _LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    others = [name for name in LIBRARIES if name != "sparkdl"]
     parser.add_argument(
         "--against",
         default=_DEFAULT_AGAINST,
-        help=f"contenders beside sparkdl, separated by commas, of {', '.join(others)} (default: %(default)s)",
+        help=f"contenders beside sparkdl, separated by commas, of {', '.join(OTHERS)} (default: %(default)s)",
     )
     add_common_arguments(parser, "ranks", "json")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the rows (default: %(default)s)")
@@ -87,18 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         TrainingError: if the models of two contenders differ.
     """
     size, wanted = check_arguments(arguments)
-    missing = missing_contenders({name: LIBRARIES[name] for name in wanted})
-    if "sparkdl" in missing:
-        raise ParamError(f"sparkdl bench fit: {missing['sparkdl']}")
-    present = [name for name in wanted if name not in missing]
+    require("fit", "fit")
+    present, missing = split_missing({name: LIBRARIES[name] for name in wanted})
     times = measure_arithmetic(size)
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
         start_session("sparkdl bench fit", f"local[{size.num_ranks}]", Path(folder)) as spark,
     ):
-        fits, losses = measure(spark, size, present, arguments.rounds, Path(folder))
+        fits, losses = measure(spark, size, list(present), arguments.rounds, Path(folder))
     rows = make_rows(size, times, fits, losses)
-    show("fit", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
+    show("fit", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing)
     return 0
 
 
@@ -117,7 +115,7 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
             f"--scale {arguments.scale:g} leaves {size.num_rows} rows, and a step of {size.num_ranks} ranks takes "
             f"{size.num_ranks * size.batch_size}; use more."
         )
-    against = names_of(arguments.against, [name for name in LIBRARIES if name != "sparkdl"], "--against")
+    against = names_of(arguments.against, OTHERS, "--against")
     return size, ["sparkdl", *against]
 
 
@@ -220,20 +218,13 @@ def make_rows(
     ]
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
-    header = ("contender", "median", "p90", *PHASES, "loss", "sparkdl is")
-    return format_columns(
-        header,
-        [
-            (
-                row["contender"],
-                format_time(row["median_s"]),
-                format_time(row["p90_s"]),
-                *(f"{row['phases_s'][phase]:.2f} s" if row["phases_s"] else "" for phase in PHASES),
-                "" if row["loss"] is None else f"{row['loss']:.4f}",
-                f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
-            )
-            for row in rows
-        ],
-    )
+def _seconds_of(phase: str) -> Callable[[Row], str]:
+    return lambda row: f"{row['phases_s'][phase]:.2f} s" if row["phases_s"] else ""
+
+
+COLUMNS: Columns = (
+    *MEASURED[1:],
+    *((phase, _seconds_of(phase)) for phase in PHASES),
+    ("loss", lambda row: "" if row["loss"] is None else f"{row['loss']:.4f}"),
+    SPARKDL_IS,
+)

@@ -8,19 +8,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contest import announce, take_turns
-from sparkdl.bench.libraries import missing_contenders
+from sparkdl.bench.libraries import require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts
-from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.bench.report import MEASURED, Columns, format_time, row_of, show, time_of
 from sparkdl.cli.local_session import start_session
-from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.errors import ParamError
 from sparkdl.launch import run_on_local_ranks, run_on_ranks
 
 if TYPE_CHECKING:
@@ -53,13 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     check_common_arguments(arguments)
     counts = parse_counts(arguments.ranks)
-    missing = missing_contenders({"without Spark": "torch", "on Spark": "spark"})
-    if "without Spark" in missing:
-        raise ParamError(f"sparkdl bench launch: {missing['without Spark']}")
+    require("launch", "torch")
+    present, missing = split_missing({"without Spark": "torch", "on Spark": "spark"})
     launches: dict[str, Launch] = {"without Spark": run_on_local_ranks}
     rows = []
     with ExitStack() as stack:
-        if "on Spark" not in missing:
+        if "on Spark" in present:
             master = arguments.master or f"local[{counts[-1]}]"
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-bench-")))
             session = stack.enter_context(start_session("sparkdl bench launch", master, folder))
@@ -67,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         for num_ranks in counts:
             announce(f"launching {num_ranks} ranks")
             rows += measure(launches, num_ranks, arguments.seconds)
-    show("launch", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
+    show("launch", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing)
     return 0
 
 
@@ -91,19 +88,9 @@ def measure(launches: Mapping[str, Launch], num_ranks: int, seconds: float) -> l
     ]
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print."""
-    header = ("case", "contender", "median", "p90", "of a rank", "processor", "of a rank")
-    table = [
-        (
-            row["case"],
-            row["contender"],
-            format_time(row["median_s"]),
-            format_time(row["p90_s"]),
-            format_time(row["median_s"] / row["ranks"]),
-            format_time(row["processor_s"]),
-            format_time(row["processor_s"] / row["ranks"]),
-        )
-        for row in rows
-    ]
-    return format_columns(header, table)
+COLUMNS: Columns = (
+    *MEASURED,
+    ("of a rank", lambda row: format_time(row["median_s"] / row["ranks"])),
+    ("processor", time_of("processor_s")),
+    ("of a rank", lambda row: format_time(row["processor_s"] / row["ranks"])),
+)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,7 @@ class Library:
         requires: package that the library needs; None if it needs none.
         extension: pattern of a file that the package must contain; some packages can be installed without it.
         file: file outside of the package that the library needs; None if it needs none.
-        advice: what to do if the package, the extension or the file is missing.
+        advice: what to do if the package, the extension or the file is missing; to install the package if empty.
         variables: environment variables for the ranks.
         is_mpi: whether the ranks form one MPI world.
         is_horovod: whether the ranks connect by the rendezvous of Horovod.
@@ -59,33 +59,39 @@ class Library:
         package = find_spec(self.requires)
         folders = [] if package is None else package.submodule_search_locations or []
         if not any(True for folder in folders for _ in Path(folder).glob(self.extension)):
-            return f"{self.requires} is not installed; {self.advice}"
+            return (
+                f"{self.requires} is not installed; {self.advice or f'pip install {self.requires} brings it'}"
+            )
         if self.file is not None and not self.file.exists():
             return f"{self.file} is missing; {self.advice}"
         return None
 
 
-_TORCH_ADVICE = "pip install torch brings it"
-
 _DATA_ADVICE = "pip install petastorm==0.12.1 pyarrow pandas brings it"
+_TORCH = Library(requires="torch")
+_ARROW = Library(requires="pyarrow", advice=_DATA_ADVICE)
+_MPI = Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True)
+_HOROVOD = Library(
+    requires="horovod",
+    extension="torch/mpi_lib_v2*.so",
+    advice="it has to be built for the installed torch, with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1",
+    is_horovod=True,
+    is_stopped_when_idle=True,
+)
 
 # Its libmpi.so.12 goes by the name of that of the mpich wheel, so it has a folder of its own.
 _INTEL_MPI = Path(sys.prefix) / "impi"
 
 LIBRARIES: dict[str, Library] = {
     "native": Library(),
-    "torch": Library(requires="torch", advice=_TORCH_ADVICE),
-    "torch nccl": Library(requires="torch", advice=_TORCH_ADVICE),
-    "own nccl": Library(requires="torch", advice=_TORCH_ADVICE),
-    "drop-in": Library(requires="torch", advice=_TORCH_ADVICE),
-    "gloo": Library(requires="torch", advice=_TORCH_ADVICE),
-    "gloo tuned": Library(
-        requires="torch",
-        advice=_TORCH_ADVICE,
-        # One Gloo device per entry: with several of them it uses several connections at once.
-        variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"},
-    ),
-    "mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
+    "torch": _TORCH,
+    "torch nccl": _TORCH,
+    "own nccl": _TORCH,
+    "drop-in": _TORCH,
+    "gloo": _TORCH,
+    # One Gloo device per entry: with several of them it uses several connections at once.
+    "gloo tuned": replace(_TORCH, variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"}),
+    "mpi": _MPI,
     "intel mpi": Library(
         requires="mpi4py",
         file=_INTEL_MPI / "lib" / "libmpi.so.12",
@@ -99,69 +105,68 @@ LIBRARIES: dict[str, Library] = {
         is_mpi=True,
     ),
     # MPI sums the gradients of torch's DistributedDataParallel, which needs a process group for everything else.
-    "gloo and mpi": Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True),
-    "horovod": Library(
-        requires="horovod",
-        extension="torch/mpi_lib_v2*.so",
-        advice="it has to be built for the installed torch, with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1",
-        is_horovod=True,
-        is_stopped_when_idle=True,
-    ),
+    "gloo and mpi": _MPI,
+    "horovod": _HOROVOD,
     # Readers: one process each, so that they share neither memory nor threads. The reader of sparkdl has the
     # environment of a rank; the others keep the defaults of Arrow, which suit them better.
     "feed": Library(requires="petastorm", advice=_DATA_ADVICE, variables=ALLOCATOR_VARIABLES),
     "feed of petastorm": Library(requires="petastorm", advice=_DATA_ADVICE),
-    "feed of arrow": Library(requires="pyarrow", advice=_DATA_ADVICE),
-    "feed of read_table": Library(requires="pyarrow", advice=_DATA_ADVICE),
-    "feed of torch": Library(requires="pyarrow", advice=_DATA_ADVICE),
-    "feed of datasets": Library(requires="datasets", advice="pip install datasets brings it"),
+    "feed of arrow": _ARROW,
+    "feed of read_table": _ARROW,
+    "feed of torch": _ARROW,
+    "feed of datasets": Library(requires="datasets"),
     "feed of streaming": Library(requires="streaming", advice="pip install mosaicml-streaming brings it"),
-    "spark": Library(requires="pyspark", advice="pip install pyspark brings it"),
+    "spark": Library(requires="pyspark"),
     # The contenders of whole fits start their own ranks, in Spark.
     "fit": Library(requires="petastorm", advice="pip install pyspark torch petastorm==0.12.1 brings it"),
-    "fit of pyspark": Library(
-        requires="pyspark", extension="ml/torch/__init__.py", advice="pip install pyspark brings it"
-    ),
-    "fit of horovod": Library(
-        requires="horovod",
-        extension="torch/mpi_lib_v2*.so",
-        advice="it has to be built with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1 and to run on this Spark",
-    ),
+    "fit of pyspark": Library(requires="pyspark", extension="ml/torch/__init__.py"),
+    "fit of horovod": _HOROVOD,
 }
 """Libraries by name. ``torch`` is the c10d backend of sparkdl, ``drop-in`` is ``sparkdl.horovod.torch``."""
 
 
-def names_of(text: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the names in a comma-separated list.
+def names_of(
+    text: str, known: Collection[str], option: str, *, separator: str = ",", least: int = 0
+) -> list[str]:
+    """Return the names in a list, of which there are at least ``least``.
 
     Raises:
-        ParamError: if a name is unknown.
+        ParamError: if a name is unknown, or there are fewer.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(separator) if name.strip()]
     unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ParamError(f"{option} {','.join(unknown)} is unknown; it may be any of {', '.join(known)}.")
+    if unknown or len(names) < least:
+        problem = f"{','.join(unknown)} is unknown" if unknown else "names none"
+        raise ParamError(f"{option} {problem}; it may be any of {f'{separator} '.join(known)}.")
     return names
 
 
-def missing_contenders(libraries: Mapping[str, str]) -> dict[str, str]:
-    """Return why contenders cannot run here, by contender, of those whose libraries are given by contender."""
+def require(benchmark: str, *names: str) -> None:
+    """Check that libraries can be used here without which a benchmark measures nothing.
+
+    Raises:
+        ParamError: if one cannot.
+    """
+    for name in names:
+        if reason := LIBRARIES[name].why_missing():
+            raise ParamError(f"sparkdl bench {benchmark}: {reason}")
+
+
+def split_missing(libraries: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the contenders whose libraries can be used here, with them, and the reasons why the others cannot run."""
     reasons = {contender: LIBRARIES[library].why_missing() for contender, library in libraries.items()}
-    return {contender: reason for contender, reason in reasons.items() if reason is not None}
+    missing = {contender: reason for contender, reason in reasons.items() if reason is not None}
+    return {name: library for name, library in libraries.items() if name not in missing}, missing
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankVariables:
-    """The environment variables and file descriptors that one rank inherits."""
-
-    variables: dict[str, str]
-    descriptors: tuple[int, ...] = ()
+Inherited = tuple[dict[str, str], tuple[int, ...]]
+"""The environment variables and file descriptors that one rank inherits."""
 
 
 @contextmanager
 def rank_variables(
     library: Library, world_size: int, coordinator: Coordinator, secret: bytes
-) -> Iterator[list[RankVariables]]:
+) -> Iterator[list[Inherited]]:
     """Yield what each rank of a library is started with; end the servers that the ranks need when the block ends."""
     # Several threads of one rank would take the cores of the other ranks.
     base = {**os.environ, "OMP_NUM_THREADS": "1", **library.variables}
@@ -172,9 +177,9 @@ def rank_variables(
                 for rank in range(world_size)
             ]
         elif library.is_horovod:
-            yield _horovod_variables(base, world_size, stack)
+            yield [({**base, **variables}, ()) for variables in _horovod_variables(world_size, stack)]
         else:
-            yield [RankVariables(variables=base) for _ in range(world_size)]
+            yield [(base, ())] * world_size
 
 
 def _mpi_variables(
@@ -184,7 +189,7 @@ def _mpi_variables(
     coordinator: Coordinator,
     secret: bytes,
     stack: ExitStack,
-) -> RankVariables:
+) -> Inherited:
     ours, theirs = socket.socketpair()
     stack.callback(theirs.close)
     client = stack.enter_context(RendezvousClient.connect(coordinator.address, secret, _CONNECT_TIMEOUT_S))
@@ -192,12 +197,11 @@ def _mpi_variables(
         ours, client, rank, world_size, host_of_rank=[0] * world_size, timeout_s=_CONNECT_TIMEOUT_S
     )
     stack.enter_context(server)
-    variables = {**base, **pmi_environment(theirs.fileno(), rank, world_size)}
-    return RankVariables(variables=variables, descriptors=(theirs.fileno(),))
+    return {**base, **pmi_environment(theirs.fileno(), rank, world_size)}, (theirs.fileno(),)
 
 
-def _horovod_variables(base: Mapping[str, str], world_size: int, stack: ExitStack) -> list[RankVariables]:
-    """Return the variables as ``horovodrun --gloo`` sets them, for the loopback interface."""
+def _horovod_variables(world_size: int, stack: ExitStack) -> list[dict[str, str]]:
+    """Return the variables of each rank as ``horovodrun --gloo`` sets them, for the loopback interface."""
     hosts = import_module("horovod.runner.common.util.hosts")
     slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{world_size}"), world_size)
     server = import_module("horovod.runner.http.http_server").RendezvousServer()
@@ -212,19 +216,8 @@ def _horovod_variables(base: Mapping[str, str], world_size: int, stack: ExitStac
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_HOROVOD_TIMEOUT_S),
     }
+    names = ("hostname", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
     return [
-        RankVariables(
-            variables={
-                **base,
-                **shared,
-                "HOROVOD_HOSTNAME": str(slot.hostname),
-                "HOROVOD_RANK": str(slot.rank),
-                "HOROVOD_SIZE": str(slot.size),
-                "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-                "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-                "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-                "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-            }
-        )
+        {**shared, **{f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}}
         for slot in slots
     ]

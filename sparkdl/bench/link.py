@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from sparkdl.bench.contenders.link import MODELS
-from sparkdl.bench.contest import announce
-from sparkdl.bench.libraries import missing_contenders
+from sparkdl.bench.contest import Measurements, announce
+from sparkdl.bench.libraries import names_of, require
 from sparkdl.bench.namespaces import Namespace, limited_hosts, why_impossible
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_rates
-from sparkdl.bench.rank_group import Answer, RankGroup
-from sparkdl.bench.report import format_time, row_of, show
-from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.errors import CommunicatorError, ParamError
+from sparkdl.bench.rank_group import RankGroup
+from sparkdl.bench.report import Columns, row_of, show, time_of
+from sparkdl.errors import ParamError
 from sparkdl.slow_links import DiLoCo, LocalSGD, PowerSGD, TopK, as_dict
 
 _TURN_TIMEOUT_S = 1800.0
@@ -99,9 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     check_common_arguments(arguments, every=1, rows=1, positions=1, rounds=1)
-    contenders, rates = _chosen(arguments), parse_rates(arguments.megabits)
-    if missing := missing_contenders({"torch": "torch"}):
-        raise ParamError(f"sparkdl bench link: {missing['torch']}")
+    known = contenders_for(arguments.every)
+    names = names_of(arguments.contenders, known, "--contenders", separator=";") or known
+    contenders = {name: known[name] for name in dict.fromkeys(["alone", *names])}
+    rates = parse_rates(arguments.megabits)
+    require("link", "torch")
     if reason := why_impossible():
         raise ParamError(f"sparkdl bench link makes hosts of network namespaces: {reason}.")
     rows = []
@@ -110,23 +112,15 @@ def run(arguments: argparse.Namespace) -> int:
         with limited_hosts(2, megabits / 1000) as hosts:
             measured = _measure(hosts, contenders, arguments)
         rows += make_rows(f"{megabits:g} Mbit/s", measured, arguments)
-    show("link", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
+    show("link", rows, COLUMNS, arguments, legend=_LEGEND, missing={})
     return 0
-
-
-def _chosen(arguments: argparse.Namespace) -> dict[str, LinkContender]:
-    everyone = contenders_for(arguments.every)
-    names = [name.strip() for name in arguments.contenders.split(";") if name.strip()] or list(everyone)
-    if unknown := [name for name in names if name not in everyone]:
-        raise ParamError(f"--contenders {unknown[0]} is unknown; it may be any of {'; '.join(everyone)}.")
-    return {name: everyone[name] for name in dict.fromkeys(["alone", *names])}
 
 
 def _measure(
     hosts: Sequence[Namespace], contenders: Mapping[str, LinkContender], arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
     """Return the seconds per step of each contender's rounds, on the slower rank; contenders take turns."""
-    measured: dict[str, list[float]] = {name: [] for name in contenders}
+    measured = {name: Measurements() for name in contenders}
     with ExitStack() as stack:
         groups = {
             wire: stack.enter_context(RankGroup("torch", 2, hosts=hosts, wire=wire))
@@ -144,17 +138,16 @@ def _measure(
                     "rows": arguments.rows,
                     "positions": arguments.positions,
                 }
-                turn = {"benchmark": "link", "contender": name, "case": case, "repetitions": 1}
-                take: Callable[..., list[Answer]] = groups[contender.wire].take_turn
-                answers = take({**turn, "operations": 2}, timeout_s=_TURN_TIMEOUT_S)
+                turn = {"benchmark": "link", "contender": name, "case": case}
+                answers = groups[contender.wire].take_turn(
+                    {**turn, "repetitions": 1, "operations": 2}, timeout_s=_TURN_TIMEOUT_S
+                )
                 results = [answer["result"] for answer in answers]
-                if contender.way != "alone" and len({result["checksum"] for result in results}) > 1:
-                    raise CommunicatorError(
-                        f"{name}: the ranks ended with different parameters, of sums"
-                        f" {[result['checksum'] for result in results]}."
-                    )
-                measured[name] += map(max, zip(*(result["step_s"] for result in results), strict=True))
-    return measured
+                measured[name].results.append(results)
+                measured[name].times += map(max, zip(*(result["step_s"] for result in results), strict=True))
+                if contender.way != "alone":
+                    measured[name].check_alike(name)
+    return {name: measurements.times for name, measurements in measured.items()}
 
 
 def make_rows(
@@ -180,17 +173,11 @@ def make_rows(
     ]
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print."""
-    table = [
-        (
-            row["case"],
-            row["contender"],
-            format_time(row["median_s"]),
-            format_time(row["least_s"]),
-            f"{row['speed']:.2f}",
-            f"{row['best_speed']:.2f}",
-        )
-        for row in rows
-    ]
-    return format_columns(("link", "contender", "step", "fastest", "speed", "of fastest"), table)
+COLUMNS: Columns = (
+    ("link", itemgetter("case")),
+    ("contender", itemgetter("contender")),
+    ("step", time_of("median_s")),
+    ("fastest", time_of("least_s")),
+    ("speed", lambda row: f"{row['speed']:.2f}"),
+    ("of fastest", lambda row: f"{row['best_speed']:.2f}"),
+)

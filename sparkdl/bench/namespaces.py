@@ -100,20 +100,10 @@ def why_impossible() -> str:
         return f"{', '.join(missing)} missing; apt-get install iproute2 util-linux"
     try:
         with Namespace() as namespace:
-            namespace.run(["ip", "link", "add", "bridge0", "type", "bridge"])
-            namespace.run(["ip", "link", "add", "cable0", "type", "veth", "peer", "name", "cable1"])
-            namespace.run(
-                [
-                    "tc",
-                    "qdisc",
-                    "add",
-                    "dev",
-                    "cable0",
-                    "root",
-                    "tbf",
-                    *["rate", "1gbit", "burst", "1mb", "latency", "1ms"],
-                ]
+            configure(
+                namespace, ["link add bridge0 type bridge", "link add cable0 type veth peer name cable1"]
             )
+            limit(namespace, "cable0", 1.0)
     except OSError as error:
         return str(error)
     return ""

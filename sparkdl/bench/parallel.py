@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkdl.bench.contenders.parallel import ALONE, KINDS, MODELS, takes
-from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_contenders, names_of
+from sparkdl.bench.contenders.parallel import ALONE, KINDS, MICROBATCHES, MODELS
+from sparkdl.bench.contest import Case, Contest, Measurements, hold, rows_of
+from sparkdl.bench.libraries import names_of, require
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, plot_steps, row_of, show
-from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.bench.report import MEASURED, Columns, Row, show
 from sparkdl.errors import CommunicatorError, ParamError
 
 CONTENDERS = {
@@ -40,7 +40,7 @@ _LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, "ranks", "seconds", "json", "plot", seconds=10.0)
+    add_common_arguments(parser, "ranks", "seconds", "json", seconds=10.0)
     parser.add_argument(
         "--models",
         default="23M",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table, and write the report and the plot that were asked for.
+    """Measure, print the table, and write the report that was asked for.
 
     Raises:
         ParamError: if an option has a value that cannot work.
@@ -67,33 +67,28 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
     check_common_arguments(arguments, ranks=2)
-    kinds = names_of(arguments.kinds, list(KINDS), "--kinds")
-    if missing := missing_contenders(CONTENDERS):
-        raise ParamError(f"sparkdl bench parallel: {next(iter(missing.values()))}")
-    contenders = {
-        name: library
-        for name, library in CONTENDERS.items()
-        if name in ALONE or name.partition(" on ")[0] in kinds
-    }
+    kinds = names_of(arguments.kinds, KINDS, "--kinds")
+    require("parallel", "torch")
     measured: dict[str, dict[str, Measurements]] = {}
     cases = make_cases(arguments.models, arguments.batches, arguments.ranks)
     for case in cases:
+        # A pipeline divides its rows into microbatches.
+        fit = [kind for kind in kinds if kind != "PP" or case.settings["rows"] % MICROBATCHES == 0]
         contest = Contest(
             benchmark="parallel",
             world_size=arguments.ranks,
             libraries={
-                name: library for name, library in contenders.items() if takes(name, case.settings["rows"])
+                name: library
+                for name, library in CONTENDERS.items()
+                if name in ALONE or name.partition(" on ")[0] in fit
             },
             cases=[case],
             seconds=arguments.seconds,
             num_rounds=3,
-            min_repetitions=2,
         )
         measured |= hold(contest)
     rows = make_rows(cases, measured, arguments.ranks)
-    show("parallel", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
-    if arguments.plot is not None:
-        plot_steps(rows, arguments.plot)
+    show("parallel", rows, COLUMNS, arguments, legend=_LEGEND, missing={})
     return 0
 
 
@@ -103,11 +98,8 @@ def make_cases(models: str, batches: str, ranks: int) -> list[Case]:
     Raises:
         ParamError: if a model is unknown, a batch cannot be parsed, or its positions cannot be divided among the ranks.
     """
-    names = names_of(models, list(MODELS), "--models")
-    if not names:
-        raise ParamError(f"--models names none; it may be any of {', '.join(MODELS)}.")
     cases = []
-    for name in names:
+    for name in names_of(models, MODELS, "--models", least=1):
         for batch in batches.split(","):
             try:
                 rows, positions = (int(number) for number in batch.strip().split("x"))
@@ -131,45 +123,34 @@ def make_rows(
         CommunicatorError: if the loss of a contender differs from the loss of one process.
     """
     rows = []
-    for case in cases:
-        found_of = measured[case.name]
-        times = {name: measure.times for name, measure in found_of.items()}
-        loss = found_of["one rank"].results[0][0]["loss"]
-        for contender, measure in found_of.items():
-            results = [row for row in measure.results[0] if not math.isnan(row["loss"])]
-            for result in results:
-                if not math.isclose(result["loss"], loss, rel_tol=_LOSS_TOLERANCE):
-                    raise CommunicatorError(
-                        f"{contender}, {case.name}: the loss is {result['loss']}, and {loss} in one process."
-                    )
-            rows.append(
-                {
-                    **row_of(case.name, contender, times),
-                    "state_bytes": max(result["state_bytes"] for result in results),
-                    "saved_bytes": max(result["saved_bytes"] for result in results),
-                    "ranks": world_size,
-                }
+    for case, measurements, row in rows_of(cases, measured):
+        results = [result for result in measurements.results[0] if not math.isnan(result["loss"])]
+        loss = statistics.fmean(result["loss"] for result in results)
+        expected = measured[case.name]["one rank"].results[0][0]["loss"]
+        if not math.isclose(loss, expected, rel_tol=_LOSS_TOLERANCE):
+            raise CommunicatorError(
+                f"{row['contender']}, {case.name}: the loss is {loss}, and {expected} in one process."
             )
+        rows.append(
+            {
+                **row,
+                "state_bytes": max(result["state_bytes"] for result in results),
+                "saved_bytes": max(result["saved_bytes"] for result in results),
+                "ranks": world_size,
+            }
+        )
     return rows
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print."""
-    header = ("case", "contender", "median", "p90", "of gloo", "of one rank", "state", "saved")
-    table = []
-    for row in rows:
-        medians = {other["contender"]: other["median_s"] for other in rows if other["case"] == row["case"]}
-        on_gloo = medians.get(row["contender"].replace(" on sparkdl", " on gloo"))
-        table.append(
-            (
-                row["case"],
-                row["contender"],
-                format_time(row["median_s"]),
-                format_time(row["p90_s"]),
-                f"{row['median_s'] / on_gloo:.2f}x" if on_gloo and " on sparkdl" in row["contender"] else "",
-                f"{row['median_s'] / medians['one rank']:.2f}x",
-                f"{row['state_bytes'] / 2**20:.0f} MiB",
-                f"{row['saved_bytes'] / 2**20:.1f} MiB",
-            )
-        )
-    return format_columns(header, table)
+def _of_gloo(row: Row) -> str:
+    on_gloo = row["ratio"].get(row["contender"].replace(" on sparkdl", " on gloo"))
+    return f"{1 / on_gloo:.2f}x" if on_gloo else ""
+
+
+COLUMNS: Columns = (
+    *MEASURED,
+    ("of gloo", _of_gloo),
+    ("of one rank", lambda row: f"{1 / row['ratio'].get('one rank', 1.0):.2f}x"),
+    ("state", lambda row: f"{row['state_bytes'] / 2**20:.0f} MiB"),
+    ("saved", lambda row: f"{row['saved_bytes'] / 2**20:.1f} MiB"),
+)

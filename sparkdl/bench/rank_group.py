@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from sparkdl.bench.libraries import LIBRARIES, RankVariables, rank_variables
+from sparkdl.bench.libraries import LIBRARIES, Inherited, rank_variables
 from sparkdl.bench.namespaces import INTERFACE
 from sparkdl.collective import Coordinator, Deadline, new_secret
 from sparkdl.errors import CommunicatorTimeoutError, RankError
@@ -29,6 +29,7 @@ _START_TIMEOUT_S = 180.0
 _END_TIMEOUT_S = 20.0
 
 RANK_ARGUMENTS: tuple[str, ...] = ("-m", "sparkdl.bench.contenders.rank")
+"""Arguments of this Python that start a rank."""
 
 Answer = dict[str, Any]
 """Message that a rank sends after a turn."""
@@ -40,7 +41,6 @@ class RankGroup(AbstractContextManager["RankGroup"]):
     Args:
         library: a key of :data:`sparkdl.bench.libraries.LIBRARIES`.
         world_size: number of ranks.
-        command: command that starts a rank; empty for this Python with :data:`RANK_ARGUMENTS`.
         hosts: the host of each rank; empty for ranks on this machine.
         wire: data type in which sums of float32 are sent between hosts.
     """
@@ -50,14 +50,12 @@ class RankGroup(AbstractContextManager["RankGroup"]):
         library: str,
         world_size: int,
         *,
-        command: Sequence[str] = (),
         hosts: Sequence[Namespace] = (),
         wire: str = "float32",
     ) -> None:
         self.library = library
         self._hosts, self._wire = hosts, wire
         self._is_stopped_when_idle = LIBRARIES[library].is_stopped_when_idle
-        self._command = list(command) or [sys.executable, *RANK_ARGUMENTS]
         self._processes: list[subprocess.Popen[str]] = []
         self._errors: list[IO[str]] = []
         self._stack = ExitStack()
@@ -110,8 +108,8 @@ class RankGroup(AbstractContextManager["RankGroup"]):
         )
         self._stack.callback(self._end)
         address = coordinator.address
-        for rank, given in enumerate(inherited):
-            process = self._start_rank(given, self._hosts[rank].command() if self._hosts else [])
+        for rank, of_rank in enumerate(inherited):
+            process = self._start_rank(of_rank, self._hosts[rank].command() if self._hosts else [])
             assert process.stdin is not None
             message = {"library": self.library, "rank": rank, "world_size": world_size}
             message |= {
@@ -123,19 +121,20 @@ class RankGroup(AbstractContextManager["RankGroup"]):
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
 
-    def _start_rank(self, given: RankVariables, prefix: Sequence[str]) -> subprocess.Popen[str]:
+    def _start_rank(self, inherited: Inherited, prefix: Sequence[str]) -> subprocess.Popen[str]:
+        variables, descriptors = inherited
         # A file, as a pipe that is not read would fill up and block the rank.
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # the stack is its context
         self._stack.callback(errors.close)
         process = subprocess.Popen(
-            [*prefix, *self._command],
+            [*prefix, sys.executable, *RANK_ARGUMENTS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             # Gloo cannot find the interface by the host's name, which is the same on all hosts.
-            env={**given.variables, **({"GLOO_SOCKET_IFNAME": INTERFACE} if prefix else {})},
-            pass_fds=given.descriptors,
+            env={**variables, **({"GLOO_SOCKET_IFNAME": INTERFACE} if prefix else {})},
+            pass_fds=descriptors,
         )
         self._processes.append(process)
         self._errors.append(errors)
@@ -188,10 +187,8 @@ class RankGroup(AbstractContextManager["RankGroup"]):
         self._signal(signal.SIGCONT)
         for process in self._processes:
             assert process.stdin is not None
-            try:
+            with suppress(BrokenPipeError):  # the rank has ended, and the rest of its input is lost
                 process.stdin.close()
-            except BrokenPipeError:  # the rank has ended, and the rest of its input is lost
-                pass
         deadline = Deadline(_END_TIMEOUT_S)
         for process in self._processes:
             try:

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import re
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
+from sparkdl.host_memory import host_memory
 from sparkdl.versions import package_versions
 
 if TYPE_CHECKING:
+    import argparse
+
     from matplotlib.axes import Axes
 
 _PACKAGES = ("torch", "numpy", "mpi4py", "mpich", "horovod", "pyspark", "petastorm", "pyarrow")
@@ -33,7 +38,7 @@ def describe_machine() -> dict[str, object]:
     """Return the usable cores, memory, processor, GPU, and the versions of Python and of the compared packages."""
     return {
         "cores": usable_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": host_memory().total_bytes,
         "processor": _processor(),
         "gpu": _gpu(),
         "python": platform.python_version(),
@@ -67,44 +72,81 @@ def _gpu() -> str | None:
 Row = Mapping[str, Any]
 """A row: ``case``, ``contender``, ``repetitions``, ``median_s``, ``p90_s``, and the fields of the benchmark."""
 
+Columns = Sequence[tuple[str, Callable[[Row], str]]]
+"""Headers of a table, and functions that return the cell of a row."""
+
 
 def show(
     benchmark: str,
     rows: Sequence[Row],
+    columns: Columns,
+    arguments: argparse.Namespace,
     *,
-    table: str,
     legend: str,
     missing: Mapping[str, str],
-    path: Path | None,
+    plot: Callable[[Sequence[Row], Path], None] | None = None,
 ) -> None:
-    """Print the table of a run with its legend, and write the report if ``path`` is given.
+    """Print the table of a run with its legend, and write the report and the picture that were asked for.
 
     Args:
         benchmark: name of the benchmark.
         rows: one row per case and contender.
-        table: the rows as text.
+        columns: columns of the table.
+        arguments: options of the benchmark; ``json`` and ``plot`` are the files to write.
         legend: what the table means.
         missing: reasons why contenders could not run, by contender.
-        path: file to write; its folder must exist.
+        plot: function that draws the rows, of a benchmark with the option ``plot``.
     """
-    print(table)
+    print(format_table(rows, columns))
     print(legend)
     for contender, reason in missing.items():
         print(f"{contender} is missing: {reason}")
-    if path is not None:
-        write_report(path, benchmark, rows, missing)
+    if arguments.json is not None:
+        report = {
+            "benchmark": benchmark,
+            "command": shlex.join(["sparkdl", *sys.argv[1:]]),
+            "machine": describe_machine(),
+            "rows": list(rows),
+            "missing": dict(missing),
+        }
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    if plot is not None and arguments.plot is not None:
+        plot(rows, arguments.plot)
 
 
-def write_report(path: Path, benchmark: str, rows: Sequence[Row], missing: Mapping[str, str]) -> None:
-    """Write the report of a run; for the arguments see :func:`show`."""
-    report = {
-        "benchmark": benchmark,
-        "command": shlex.join(["sparkdl", *sys.argv[1:]]),
-        "machine": describe_machine(),
-        "rows": list(rows),
-        "missing": dict(missing),
-    }
-    path.write_text(json.dumps(report, indent=1) + "\n")
+def format_table(rows: Sequence[Row], columns: Columns) -> str:
+    """Return the rows as lines with aligned cells; a column without a value is left out."""
+    filled = [(header, cells) for header, cell in columns if any(cells := [cell(row) for row in rows])]
+    headers, cells_of_columns = zip(*filled, strict=True)
+    return format_columns(headers, list(zip(*cells_of_columns, strict=True)))
+
+
+def time_of(field: str) -> Callable[[Row], str]:
+    """Return the cell of a field with seconds."""
+    return lambda row: format_time(row[field])
+
+
+MEASURED: Columns = (
+    ("case", itemgetter("case")),
+    ("contender", itemgetter("contender")),
+    ("median", time_of("median_s")),
+    ("p90", time_of("p90_s")),
+)
+"""The columns of what every benchmark measures."""
+
+SPARKDL_IS = ("sparkdl is", lambda row: f"{row['ratio'].get('sparkdl', 1.0):.2f}x")
+"""The time of sparkdl as a multiple of the time of the row."""
+
+
+def multiples_of(contenders: Iterable[str]) -> Columns:
+    """Return columns with the time of the row as a multiple of the time of each of some contenders."""
+
+    def multiple(contender: str, row: Row) -> str:
+        if contender == row["contender"]:
+            return "1.00x"
+        return f"{1 / row['ratio'][contender]:.2f}x" if contender in row["ratio"] else ""
+
+    return [(f"{contender} is", partial(multiple, contender)) for contender in contenders]
 
 
 def format_time(time_s: float) -> str:
@@ -167,86 +209,65 @@ _LABELS = {
     "torch": "torch (sparkdl under torch.distributed)",
     "gloo tuned": "gloo tuned (four connections)",
     "copy": "copy (each rank copies such a buffer, no communication)",
+    "alone": "alone (no communication)",
 }
+"""Names of contenders in pictures."""
 
 
-def plot_bandwidth(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw time and bus bandwidth over buffer size, one line per contender; the suffix of the file sets the format."""
+def plot_bandwidth(rows: Sequence[Row], path: Path) -> None:
+    """Draw time and bus bandwidth over buffer size, one line per contender; the suffix of the file sets the format.
+
+    Rows of several tensors are left out.
+    """
     from matplotlib.figure import Figure
 
+    rows = [row for row in rows if row["tensors"] == 1]
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     times, bandwidths = figure.subplots(1, 2)
-    _draw(times, [(row["contender"], row["bytes"], row["median_s"]) for row in rows])
+    _draw(times, rows, "bytes", lambda row: row["median_s"])
     times.yaxis.set_major_formatter(lambda value, _: format_time(value))
     times.set_ylabel("median time of one allreduce (less is better)")
-    _draw(
-        bandwidths, [(row["contender"], row["bytes"], row["bus_bandwidth_bytes_per_s"] / 1e9) for row in rows]
-    )
+    _draw(bandwidths, rows, "bytes", lambda row: row["bus_bandwidth_bytes_per_s"] / 1e9)
     bandwidths.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     bandwidths.set_ylabel("bus bandwidth in GB/s (more is better)")
+    for axes in (times, bandwidths):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        # The labels of sizes that are one power of two apart would overlap.
+        sizes = sorted({row["bytes"] for row in rows})
+        axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
+        axes.minorticks_off()
+        axes.set_xlabel("size of the buffer on each rank")
     figure.suptitle(f"allreduce of float32 over {rows[0]['ranks']} ranks on one machine")
     figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(path)
 
 
-def plot_steps(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the time of a step as bars, one plot per model; the suffix of the file sets the format."""
-    from matplotlib.figure import Figure
-
-    cases = list(dict.fromkeys(row["case"] for row in rows))
-    most = max(sum(row["case"] == case for row in rows) for case in cases)
-    figure = Figure(figsize=(5.5 * len(cases), max(4.0, 1.5 + 0.3 * most)), layout="constrained")
-    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-        rows_of_case = [row for row in rows if row["case"] == case]
-        bars = axes.barh(
-            [row["contender"] for row in rows_of_case], [row["median_s"] for row in rows_of_case]
-        )
-        axes.bar_label(bars, [format_time(row["median_s"]) for row in rows_of_case], padding=3)
-        axes.invert_yaxis()
-        axes.margins(x=0.2)
-        axes.locator_params(axis="x", nbins=5)
-        axes.xaxis.set_major_formatter(lambda value, _: format_time(value) if value else "0")
-        axes.set_xlabel("median time of one step (less is better)")
-        axes.set_title(case)
-    figure.suptitle(f"one training step on {rows[0]['ranks']} ranks of one machine")
-    figure.savefig(path)
-
-
-def plot_scaling(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def plot_scaling(rows: Sequence[Row], path: Path) -> None:
     """Draw the speed-up over the number of ranks, one plot per case; the suffix of the file sets the format."""
     from matplotlib.figure import Figure
 
     cases = list(dict.fromkeys(row["case"] for row in rows))
     figure = Figure(figsize=(5.5 * len(cases), 4.8), layout="constrained")
     for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-        rows_of_case = [row for row in rows if row["case"] == case]
-        counts = sorted({row["ranks"] for row in rows_of_case})
+        (one, *others) = (row for row in rows if row["case"] == case)
+        counts = sorted({1, *(row["ranks"] for row in others)})
         axes.plot(counts, counts, ":", color="gray", label="ideal")
-        for contender in dict.fromkeys(row["contender"] for row in rows_of_case if row["ranks"] > 1):
-            line = [(row["ranks"], row["speed_up"]) for row in rows_of_case if row["contender"] == contender]
-            style = "--" if contender == "alone" else "-"
-            name = "alone (no communication)" if contender == "alone" else contender
-            axes.plot(*zip((1, 1.0), *line, strict=True), style, marker="o", label=name)
+        starts = [{**one, "contender": name} for name in dict.fromkeys(row["contender"] for row in others)]
+        _draw(axes, [*starts, *others], "ranks", lambda row: row["speed_up"])
         axes.set_xticks(counts)
         axes.set_xlabel("number of ranks")
         axes.set_ylabel("speed-up (more is better)")
         axes.set_title(case)
-        axes.grid(alpha=0.3)
     figure.suptitle("throughput as a multiple of one rank's")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(cases))
     figure.savefig(path)
 
 
-def _draw(axes: Axes, points: Sequence[tuple[str, int, float]]) -> None:
-    sizes = sorted({size for _, size, _ in points})
-    for contender in dict.fromkeys(contender for contender, _, _ in points):
-        line = sorted((size, value) for other, size, value in points if other == contender)
-        style = "--" if contender == "copy" else "-"
+def _draw(axes: Axes, rows: Sequence[Row], x: str, y: Callable[[Row], float]) -> None:
+    """Draw a line for each contender, dashed if it does not communicate."""
+    for contender in dict.fromkeys(row["contender"] for row in rows):
+        line = sorted((row[x], y(row)) for row in rows if row["contender"] == contender)
+        style = "--" if contender in ("copy", "alone") else "-"
         axes.plot(*zip(*line, strict=True), style, marker="o", label=_LABELS.get(contender, contender))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    # The labels of sizes that are one power of two apart would overlap.
-    axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
-    axes.minorticks_off()
-    axes.set_xlabel("size of the buffer on each rank")
     axes.grid(alpha=0.3)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isclose, prod
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,13 @@ from sparkdl.bench.contenders.scaling_jobs import (
     POSITIONS,
     files_of_cifar,
 )
-from sparkdl.bench.contest import announce
-from sparkdl.bench.libraries import missing_contenders, names_of
+from sparkdl.bench.contest import Measurements, announce, measure_in_turn
+from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.namespaces import limited_hosts, why_impossible
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, check_gpus, parse_counts
 from sparkdl.bench.rank_group import Answer, RankGroup
-from sparkdl.bench.report import format_time, percentile, plot_scaling, show
+from sparkdl.bench.report import Columns, Row, format_time, percentile, plot_scaling, show, time_of
 from sparkdl.cli.local_session import start_session
-from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.cores import usable_cores
 from sparkdl.errors import CommunicatorError, ParamError
 from sparkdl.launch import check_cluster, run_on_ranks
@@ -53,7 +53,6 @@ AGAINST = {
 MODES = ("strong", "weak")
 _LOSS_TOLERANCE = 1e-3
 _TURN_TIMEOUT_S = 1800.0
-_MOST_STEPS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,6 @@ class ScalingContender:
         library: library that the ranks open.
         way: how ranks with the whole model average gradients; empty if the model is divided.
         sizes: sizes of the ``Parallelism``; None if ranks have the whole model.
-        readers: number of ranks, or groups of ranks, among which the rows of a step are shared.
     """
 
     name: str
@@ -74,19 +72,10 @@ class ScalingContender:
     library: str = "torch"
     way: str = ""
     sizes: Mapping[str, int] | None = field(default=None, hash=False)
-    readers: int = 1
 
 
 Measure = Callable[[ScalingContender, Mapping[str, Any], int], list[Answer]]
 """Lets a contender take a turn of so many steps, and returns the answers of its ranks."""
-
-
-@dataclass(kw_only=True)
-class _Measured:
-    """Seconds of each step on the slowest rank, and further results of the ranks."""
-
-    times: list[float] = field(default_factory=list)
-    results: list[dict[str, Any]] = field(default_factory=list)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,11 +125,13 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if the loss of a contender differs from the loss of one rank.
     """
     counts, modes = _check(arguments)
-    if needed := missing_contenders({"torch": "torch"}):
-        raise ParamError(f"sparkdl bench scaling: {needed['torch']}")
-    others = dict(AGAINST[name] for name in _others(arguments))
-    missing = missing_contenders(others) | impossible_contenders(arguments, others)
-    contenders = make_contenders(arguments, counts, missing)
+    require("scaling", "torch")
+    others, missing = split_missing(
+        dict(AGAINST[name] for name in names_of(arguments.against, AGAINST, "--against"))
+    )
+    impossible = impossible_contenders(arguments, others)
+    others = {name: library for name, library in others.items() if name not in impossible}
+    contenders = make_contenders(arguments, counts, others)
     _say_what_limits(arguments, counts)
     rows = []
     for mode in modes:
@@ -150,9 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
             measured = _measure(measure, cases, arguments)
             steps = _steps_to_accuracy(measure, cases, arguments)
         rows += make_rows(mode, measured, cases, arguments, steps)
-    show("scaling", rows, table=format_rows(rows), legend=_LEGEND, missing=missing, path=arguments.json)
-    if arguments.plot is not None:
-        plot_scaling(rows, arguments.plot)
+    show("scaling", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing | impossible, plot=plot_scaling)
     return 0
 
 
@@ -164,10 +153,6 @@ _LEGEND = (
     "this machine has cores for. processor: share of its threads' time in which a rank computes. epoch: by the median\n"
     "step. GPU: its load at the end of a turn, as NVML has it. memory: most of a rank, on its GPU with --device cuda."
 )
-
-
-def _others(arguments: argparse.Namespace) -> list[str]:
-    return names_of(arguments.against, list(AGAINST), "--against")
 
 
 def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
@@ -187,33 +172,31 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
                 f"--batch {arguments.batch} cannot be shared by {count} ranks alike; use a multiple of it."
             )
     if arguments.data:
-        _check_data(arguments)
+        if arguments.model in DECODERS:
+            raise ParamError(f"--data names images, and {arguments.model} reads tokens, which are made.")
+        for pattern in (FILES, *([HELD_OUT_FILES] if arguments.accuracy is not None else [])):
+            files_of_cifar(arguments.data, pattern)
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
+    _check_place(arguments, counts[-1])
+    check_common_arguments(arguments)
+    return counts, names_of(arguments.modes, MODES, "--modes")
+
+
+def _check_place(arguments: argparse.Namespace, most_ranks: int) -> None:
     if arguments.megabits is not None:
-        _check_hosts(arguments)
+        if arguments.master:
+            raise ParamError(
+                "--megabits makes hosts on this machine, and --master uses a cluster: choose one."
+            )
+        if reason := why_impossible():
+            raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
     if arguments.device == "cuda":
         if arguments.master or arguments.megabits:
             raise ParamError(
                 "--device cuda uses the GPUs of this machine: leave out --master and --megabits."
             )
-        check_gpus(counts[-1])
-    check_common_arguments(arguments)
-    return counts, names_of(arguments.modes, MODES, "--modes")
-
-
-def _check_data(arguments: argparse.Namespace) -> None:
-    if arguments.model in DECODERS:
-        raise ParamError(f"--data names images, and {arguments.model} reads tokens, which are made.")
-    for pattern in (FILES, *([HELD_OUT_FILES] if arguments.accuracy is not None else [])):
-        files_of_cifar(arguments.data, pattern)
-
-
-def _check_hosts(arguments: argparse.Namespace) -> None:
-    if arguments.master:
-        raise ParamError("--megabits makes hosts on this machine, and --master uses a cluster: choose one.")
-    if reason := why_impossible():
-        raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
+        check_gpus(most_ranks)
 
 
 def impossible_contenders(arguments: argparse.Namespace, contenders: Iterable[str]) -> dict[str, str]:
@@ -244,37 +227,39 @@ def _say_what_limits(arguments: argparse.Namespace, counts: Sequence[int]) -> No
 
 
 def make_contenders(
-    arguments: argparse.Namespace, counts: Sequence[int], missing: Mapping[str, str]
+    arguments: argparse.Namespace, counts: Sequence[int], others: Mapping[str, str]
 ) -> list[ScalingContender]:
     """Return one rank alone, and for each further number of ranks those alone, each strategy and each other library.
+
+    Args:
+        arguments: options of the benchmark.
+        counts: numbers of ranks, from 1 on.
+        others: libraries of the other contenders, by contender.
 
     Raises:
         ParamError: if a strategy is none, cannot train the network, or fits none of the numbers of ranks.
     """
     is_on_gpus = arguments.device == "cuda"
     library, way = ("torch nccl", "DDP on nccl") if is_on_gpus else ("torch", "DataParallel")
-    own = functools.partial(ScalingContender, library=library)
-    contenders = [own(name="one rank", ranks=1, way="alone")]
+    ours = functools.partial(ScalingContender, library=library)
+    contenders = [ours(name="one rank", ranks=1, way="alone")]
     strategies = [text.strip() for text in arguments.strategies.split(",") if text.strip()]
     fits = dict.fromkeys(strategies, False)
     for ranks in counts[1:]:
-        contenders.append(own(name="alone", ranks=ranks, way="alone", readers=ranks))
+        contenders.append(ours(name="alone", ranks=ranks, way="alone"))
         for strategy in strategies:
             sizes = _sizes(strategy, ranks, arguments.model)
             if sizes is None:
                 continue
             fits[strategy] = True
             if set(sizes) == {"data"}:
-                contenders.append(own(name=strategy, ranks=ranks, way=way, readers=ranks))
-                continue
-            readers = ranks // prod(sizes.get(name, 1) for name in ("tensor", "context", "pipeline"))
-            contenders.append(own(name=strategy, ranks=ranks, sizes=sizes, readers=readers))
-        for other in _others(arguments):
-            name, library = AGAINST[other]
-            if name not in missing:
-                contenders.append(
-                    ScalingContender(name=name, ranks=ranks, library=library, way=name, readers=ranks)
-                )
+                contenders.append(ours(name=strategy, ranks=ranks, way=way))
+            else:
+                contenders.append(ours(name=strategy, ranks=ranks, sizes=sizes))
+        contenders += [
+            ScalingContender(name=name, ranks=ranks, library=library, way=name)
+            for name, library in others.items()
+        ]
     if unfit := [strategy for strategy, has_fit in fits.items() if not has_fit]:
         raise ParamError(f"--strategies {unfit[0]} fits none of the numbers of ranks, {arguments.ranks}.")
     return contenders
@@ -391,38 +376,38 @@ def take_turn_on_rank(context: RankContext, contender: str, case: dict[str, Any]
 
 def _measure(
     measure: Measure, cases: Mapping[ScalingContender, Mapping[str, Any]], arguments: argparse.Namespace
-) -> dict[ScalingContender, _Measured]:
-    measured = {contender: _Measured() for contender in cases}
-    steps = dict.fromkeys(cases, 2)  # of the first turn, which only tells how many the others take
-    for turn in range(arguments.rounds + 1):
-        for contender, case in cases.items():
-            when = f"turn {turn} of {arguments.rounds}" if turn else "warm-up"
-            announce(
-                f"measuring {contender.name} on {contender.ranks}, {case['rows']} rows in a step, {when}"
-            )
-            answers = measure(contender, case, steps[contender])
-            times = [max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)]
-            if turn == 0:
-                wanted = arguments.seconds / arguments.rounds / min(times)
-                steps[contender] = int(min(_MOST_STEPS, max(3, wanted)))
-            else:
-                measured[contender].times += times
-                measured[contender].results += [answer["result"] for answer in answers]
-    _check_losses(measured)
-    return measured
+) -> dict[ScalingContender, Measurements]:
+    def take_turn(contender: ScalingContender, steps: int, _: int) -> list[Answer]:
+        rows = cases[contender]["rows"]
+        announce(f"measuring {contender.name} on {contender.ranks}, {rows} rows in a step")
+        return measure(contender, cases[contender], steps)
 
-
-def _check_losses(measured: Mapping[ScalingContender, _Measured]) -> None:
-    """Check that the first step of all contenders with the same rows has the same mean loss."""
-    for contender, measure in measured.items():
-        loss = statistics.fmean(result["loss"] for result in measure.results)
-        peer = next(other for other in measured if other.ranks == contender.ranks)
-        expected = statistics.fmean(result["loss"] for result in measured[peer].results)
+    measured = measure_in_turn(
+        list(cases),
+        take_turn,
+        seconds=arguments.seconds,
+        num_rounds=arguments.rounds,
+        min_repetitions=3,
+        max_operations=1,
+    )
+    losses = {
+        contender: _mean_of("loss", measurements) or 0.0 for contender, measurements in measured.items()
+    }
+    for contender, loss in losses.items():
+        # The first step of all contenders with the same rows has the same mean loss.
+        expected = next(losses[peer] for peer in losses if peer.ranks == contender.ranks)
         if not isclose(loss, expected, rel_tol=_LOSS_TOLERANCE):
             raise CommunicatorError(
                 f"{contender.name} on {contender.ranks} ranks: the first loss is {loss}, and {expected} without any "
                 "communication."
             )
+    return measured
+
+
+def _mean_of(field: str, measurements: Measurements) -> float | None:
+    """The mean of a field of all ranks' results in which it is not None; None if it is None in all."""
+    values = [result[field] for turn in measurements.results for result in turn if result[field] is not None]
+    return statistics.fmean(values) if values else None
 
 
 def _steps_to_accuracy(
@@ -443,7 +428,7 @@ def _steps_to_accuracy(
 
 def make_rows(
     mode: str,
-    measured: Mapping[ScalingContender, _Measured],
+    measured: Mapping[ScalingContender, Measurements],
     cases: Mapping[ScalingContender, Mapping[str, Any]],
     arguments: argparse.Namespace,
     steps_to_accuracy: Mapping[int, int | None],
@@ -460,91 +445,64 @@ def make_rows(
     has_devices = arguments.master or arguments.device == "cuda"
     possible = float("inf") if has_devices else usable_cores() / arguments.threads
     medians = {contender: statistics.median(measure.times) for contender, measure in measured.items()}
-    (one,) = (contender for contender in measured if contender.name == "one rank")
+    one = next(contender for contender in measured if contender.name == "one rank")
     alone = {contender.ranks: medians[contender] for contender in measured if contender.way == "alone"}
-    speed_of_one = cases[one]["rows"] / medians[one]
     rows = []
-    for contender, measure in measured.items():
+    for contender, measurements in measured.items():
         median, rows_of_step = medians[contender], cases[contender]["rows"]
         throughput = rows_of_step / median
-        counted = [result["waits"] for result in measure.results if result["waits"] is not None]
-        is_replica = contender.way != "alone" and contender.sizes is None
-        is_counted = counted and contender.way != "alone" and contender.library in ("torch", "torch nccl")
-        steps = steps_to_accuracy.get(rows_of_step)
-        is_trained = contender.way != "alone" or contender is one
+        speed_up = throughput / (cases[one]["rows"] / medians[one])
+        communicates = contender.way != "alone"
+        is_counted = communicates and contender.library in ("torch", "torch nccl")
+        waits = _mean_of("waits", measurements) if is_counted else None
+        steps = steps_to_accuracy.get(rows_of_step) if communicates or contender is one else None
+        results = [result for turn in measurements.results for result in turn]
         rows.append(
             {
                 "case": f"{arguments.model}, {mode}",
                 "contender": contender.name,
                 "ranks": contender.ranks,
                 "rows": rows_of_step,
-                "repetitions": len(measure.times),
+                "repetitions": len(measurements.times),
                 "median_s": median,
-                "p90_s": percentile(measure.times, 0.9),
+                "p90_s": percentile(measurements.times, 0.9),
                 "rows_per_s": throughput,
                 "tokens_per_s": throughput * POSITIONS if arguments.model in DECODERS else None,
                 "epoch_s": JOBS[arguments.model].epoch / throughput,
-                "speed_up": throughput / speed_of_one,
-                "efficiency": throughput / speed_of_one / contender.ranks,
-                "communication_efficiency": 1.0 - statistics.fmean(counted) if is_counted else None,
-                "of_alone": min(1.0, alone[contender.ranks] / median) if is_replica else None,
-                "utilization": throughput / speed_of_one / min(contender.ranks, possible),
-                "processor": statistics.fmean(result["processor"] for result in measure.results),
-                "gpu": _mean([result["gpu"] for result in measure.results]),
-                "memory_bytes": max(result["memory_bytes"] for result in measure.results),
-                "accuracy_s": steps * median if steps is not None and is_trained else None,
+                "speed_up": speed_up,
+                "efficiency": speed_up / contender.ranks,
+                "communication_efficiency": None if waits is None else 1.0 - waits,
+                "of_alone": min(1.0, alone[contender.ranks] / median)
+                if communicates and contender.sizes is None
+                else None,
+                "utilization": speed_up / min(contender.ranks, possible),
+                "processor": _mean_of("processor", measurements),
+                "gpu": _mean_of("gpu", measurements),
+                "memory_bytes": max(result["memory_bytes"] for result in results),
+                "accuracy_s": None if steps is None else steps * median,
             }
         )
     return rows
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _share_of(field: str) -> Callable[[Row], str]:
+    return lambda row: "" if row[field] is None else f"{row[field]:.0%}"
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print."""
-    has_accuracy, has_gpus = (any(row[name] is not None for row in rows) for name in ("accuracy_s", "gpu"))
-    header = [
-        "case",
-        "ranks",
-        "contender",
-        "step",
-        "rows/s",
-        "epoch",
-        "speed-up",
-        "efficiency",
-        "communication efficiency",
-        "of alone",
-        "utilization",
-        "processor",
-        *(["GPU"] if has_gpus else []),
-        "memory",
-        *(["to accuracy"] if has_accuracy else []),
-    ]
-    table = []
-    for row in rows:
-        cells = [
-            row["case"],
-            str(row["ranks"]),
-            row["contender"],
-            format_time(row["median_s"]),
-            f"{row['rows_per_s']:.4g}",
-            format_time(row["epoch_s"]),
-            f"{row['speed_up']:.2f}",
-            f"{row['efficiency']:.2f}",
-            *(
-                "" if row[name] is None else f"{row[name]:.0%}"
-                for name in ("communication_efficiency", "of_alone")
-            ),
-            f"{row['utilization']:.0%}",
-            f"{100 * row['processor']:.0f}%",
-        ]
-        if has_gpus:
-            cells.append("" if row["gpu"] is None else f"{row['gpu']:.0%}")
-        cells.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
-        if has_accuracy:
-            cells.append("" if row["accuracy_s"] is None else format_time(row["accuracy_s"]))
-        table.append(tuple(cells))
-    return format_columns(tuple(header), table)
+COLUMNS: Columns = (
+    ("case", itemgetter("case")),
+    ("ranks", lambda row: str(row["ranks"])),
+    ("contender", itemgetter("contender")),
+    ("step", time_of("median_s")),
+    ("rows/s", lambda row: f"{row['rows_per_s']:.4g}"),
+    ("epoch", time_of("epoch_s")),
+    ("speed-up", lambda row: f"{row['speed_up']:.2f}"),
+    ("efficiency", lambda row: f"{row['efficiency']:.2f}"),
+    ("communication efficiency", _share_of("communication_efficiency")),
+    ("of alone", _share_of("of_alone")),
+    ("utilization", _share_of("utilization")),
+    ("processor", _share_of("processor")),
+    ("GPU", _share_of("gpu")),
+    ("memory", lambda row: f"{row['memory_bytes'] / 2**20:.0f} MiB"),
+    ("to accuracy", lambda row: "" if row["accuracy_s"] is None else format_time(row["accuracy_s"])),
+)

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.step import MODELS
-from sparkdl.bench.contest import Case, Contest, Measurements, hold
-from sparkdl.bench.libraries import missing_contenders, names_of
+from sparkdl.bench.contest import Case, Contest, Measurements, hold, rows_of
+from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, check_gpus
-from sparkdl.bench.report import format_time, plot_steps, row_of, show
-from sparkdl.collective.telemetry.report import format_columns
-from sparkdl.errors import CommunicatorError, ParamError
+from sparkdl.bench.report import MEASURED, Columns, multiples_of, show
 
 CONTENDERS = {
     "alone": "torch",
@@ -52,7 +50,7 @@ _LEGENDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, "ranks", "seconds", "device", "json", "plot", seconds=5.0)
+    add_common_arguments(parser, "ranks", "seconds", "device", "json", seconds=5.0)
     parser.add_argument(
         "--models",
         default=",".join(MODELS),
@@ -64,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print the table, and write the report and the plot that were asked for.
+    """Measure, print the table, and write the report that was asked for.
 
     Raises:
         ParamError: if an option has a value that cannot work.
@@ -72,33 +70,23 @@ def run(arguments: argparse.Namespace) -> int:
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     check_common_arguments(arguments, ranks=2, rows=1)
-    contenders = GPU_CONTENDERS if arguments.device == "cuda" else CONTENDERS
-    missing = missing_contenders(contenders)
-    if "alone" in missing:
-        raise ParamError(f"sparkdl bench step: {missing['alone']}")
+    require("step", "torch")
     if arguments.device == "cuda":
         check_gpus(arguments.ranks)
+    contenders, missing = split_missing(GPU_CONTENDERS if arguments.device == "cuda" else CONTENDERS)
     cases = make_cases(arguments.models, arguments.rows, arguments.device)
     contest = Contest(
         benchmark="step",
         world_size=arguments.ranks,
-        libraries={name: library for name, library in contenders.items() if name not in missing},
+        libraries=contenders,
         cases=cases,
         seconds=arguments.seconds,
         num_rounds=3,
         min_repetitions=3,
     )
     rows = make_rows(cases, hold(contest), arguments.ranks)
-    show(
-        "step",
-        rows,
-        table=format_rows(rows),
-        legend=_LEGENDS[arguments.device],
-        missing=missing,
-        path=arguments.json,
-    )
-    if arguments.plot is not None:
-        plot_steps(rows, arguments.plot)
+    legend = _LEGENDS[arguments.device]
+    show("step", rows, COLUMNS, arguments, legend=legend, missing=missing)
     return 0
 
 
@@ -108,12 +96,9 @@ def make_cases(models: str, rows: int, device: str = "cpu") -> list[Case]:
     Raises:
         ParamError: if a model is unknown.
     """
-    names = names_of(models, list(MODELS), "--models")
-    if not names:
-        raise ParamError(f"--models names none; it may be any of {', '.join(MODELS)}.")
     return [
         Case(name=f"step of {name}", settings={"model": name, "rows": rows, "device": device})
-        for name in names
+        for name in names_of(models, MODELS, "--models", least=1)
     ]
 
 
@@ -128,55 +113,25 @@ def make_rows(
         CommunicatorError: if a contender left the ranks with different parameters.
     """
     rows = []
-    for case in cases:
-        times = {name: measure.times for name, measure in measured[case.name].items()}
-        alone_s = row_of(case.name, "alone", times)["median_s"]
-        for contender, measure in measured[case.name].items():
-            if contender != "alone":
-                _check_alike(case, contender, measure)
-            result = measure.results[0][0]
-            common = row_of(case.name, contender, times)
-            rows.append(
-                {
-                    **common,
-                    "bytes": result["bytes"],
-                    "tensors": result["tensors"],
-                    "rows": case.settings["rows"],
-                    "ranks": world_size,
-                    "communication_share": max(0.0, 1.0 - alone_s / common["median_s"]),
-                }
-            )
+    for case, measurements, row in rows_of(cases, measured):
+        if row["contender"] != "alone":
+            measurements.check_alike(f"{row['contender']}, {case.name}")
+        result = measurements.results[0][0]
+        rows.append(
+            {
+                **row,
+                "bytes": result["bytes"],
+                "tensors": result["tensors"],
+                "rows": case.settings["rows"],
+                "ranks": world_size,
+                "communication_share": max(0.0, 1.0 - row["ratio"].get("alone", 1.0)),
+            }
+        )
     return rows
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print; a ratio is how many times longer a contender takes than one of sparkdl."""
-    header = ("case", "contender", "median", "p90", "communication")
-    table = []
-    for row in rows:
-        medians = {other["contender"]: other["median_s"] for other in rows if other["case"] == row["case"]}
-        table.append(
-            (
-                row["case"],
-                row["contender"],
-                format_time(row["median_s"]),
-                format_time(row["p90_s"]),
-                f"{100 * row['communication_share']:.1f}%",
-                *(
-                    f"{row['median_s'] / medians[contender]:.2f}x"
-                    for contender in OURS
-                    if contender in medians
-                ),
-            )
-        )
-    ours = [contender for contender in OURS if any(row["contender"] == contender for row in rows)]
-    return format_columns((*header, *(f"{contender} is" for contender in ours)), table)
-
-
-def _check_alike(case: Case, contender: str, found: Measurements) -> None:
-    for results in found.results:
-        if len({result["checksum"] for result in results}) > 1:
-            raise CommunicatorError(
-                f"{contender}, {case.name}: the ranks ended with different parameters, of sums"
-                f" {[result['checksum'] for result in results]}."
-            )
+COLUMNS: Columns = (
+    *MEASURED,
+    ("communication", lambda row: f"{row['communication_share']:.1%}"),
+    *multiples_of(OURS),
+)

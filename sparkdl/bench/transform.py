@@ -11,16 +11,14 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contest import announce, take_turns
-from sparkdl.bench.libraries import names_of
+from sparkdl.bench.libraries import names_of, require
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import format_time, row_of, show
+from sparkdl.bench.report import MEASURED, SPARKDL_IS, Columns, row_of, show, time_of
 from sparkdl.cli.local_session import start_session
-from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import ParamError
 from sparkdl.spark.jobs import jobs_of, named_jobs
 
@@ -64,11 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     check_common_arguments(arguments, slots=1)
     names = names_of(arguments.cases, CASES, "--cases")
-    for package in ("pyspark", "torch"):
-        if find_spec(package) is None:
-            raise ParamError(
-                f"sparkdl bench transform: {package} is not installed; pip install {package} brings it"
-            )
+    require("transform", "spark", "torch")
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
@@ -80,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             announce(f"measuring {name}")
             with jobs_of("bench transform"), named_jobs(spark, name):
                 rows += measure_case(spark, name, arguments)
-    show("transform", rows, table=format_rows(rows), legend=_LEGEND, missing={}, path=arguments.json)
+    show("transform", rows, COLUMNS, arguments, legend=_LEGEND, missing={})
     return 0
 
 
@@ -160,19 +154,9 @@ def make_rows(
     ]
 
 
-def format_rows(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table to print; the ratio is the time of sparkdl as a multiple of the time of the row."""
-    header = ("case", "contender", "median", "p90", "rows/s", "processor", "sparkdl is")
-    table = [
-        (
-            row["case"],
-            row["contender"],
-            format_time(row["median_s"]),
-            format_time(row["p90_s"]),
-            f"{row['rows_per_s']:,.0f}",
-            format_time(row["processor_s"]),
-            f"{row['ratio'].get('sparkdl', 1.0):.2f}x",
-        )
-        for row in rows
-    ]
-    return format_columns(header, table)
+COLUMNS: Columns = (
+    *MEASURED,
+    ("rows/s", lambda row: f"{row['rows_per_s']:,.0f}"),
+    ("processor", time_of("processor_s")),
+    SPARKDL_IS,
+)

@@ -10,7 +10,8 @@ import pytest
 from sparkdl.bench import feed
 from sparkdl.bench.contenders.feed import CONTENDERS, FeedTrial, RandomTable, write_table
 from sparkdl.bench.contest import Case, Measurements
-from sparkdl.bench.libraries import missing_contenders
+from sparkdl.bench.libraries import LIBRARIES
+from sparkdl.bench.report import format_table
 from tests.bench.parsed import parsed
 
 _OPTIONAL = {"datasets", "streaming"}
@@ -57,7 +58,7 @@ def test_run_measures_every_contender_at_every_case(
 def test_every_contender_reads_every_row(
     tmp_path: Path, contender: str, table: RandomTable, shuffle_rows: int
 ) -> None:
-    if reason := missing_contenders({contender: feed.LIBRARIES[contender]}).get(contender):
+    if reason := LIBRARIES[feed.LIBRARIES[contender]].why_missing():
         pytest.skip(reason)
     settings = write_table(tmp_path / "files", table, 1.0)
     trial = FeedTrial(contender, {**settings, "shuffle_rows": shuffle_rows, "trains": False})
@@ -109,4 +110,4 @@ def test_rows_hold_shares_memory_and_ratios() -> None:
     assert ours["bound_bytes"] == feed.READ_AHEAD_BYTES + 10 * 28 * 4
     assert ours["ratio"] == {"arrow": 2.0}
     assert other["bound_bytes"] is None
-    assert "0.50x" in feed.format_rows([ours, other])
+    assert "0.50x" in format_table([ours, other], feed.COLUMNS)

@@ -20,6 +20,7 @@ from sparkdl.bench.contenders.fit_task import (
     make_model,
     weights_of,
 )
+from sparkdl.bench.report import format_table
 from sparkdl.errors import TrainingError
 
 
@@ -82,7 +83,7 @@ def test_rows_contain_medians_phases_and_ratios() -> None:
     assert ours["ratio"] == {"arithmetic": 0.5, "distributor": 2.0}
     assert theirs["ratio"]["sparkdl"] == 0.5
     assert ours["rows_per_s"] == 300.0
-    table = fit.format_rows([arithmetic, ours, theirs])
+    table = format_table([arithmetic, ours, theirs], fit.COLUMNS)
     assert "0.50x" in table
     assert "0.2000" in table
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from sparkdl.bench import rank_group
 from sparkdl.bench.libraries import LIBRARIES, Library
 from sparkdl.bench.rank_group import RankGroup
 from sparkdl.errors import CommunicatorTimeoutError, RankError
@@ -63,8 +63,11 @@ def test_failed_rank_is_named_with_its_error() -> None:
             group.take_turn({**TURN, "contender": "nobody"}, timeout_s=60.0)
 
 
-def test_ranks_that_do_not_answer_are_named_at_the_deadline_and_end(tmp_path: Path) -> None:
-    with RankGroup("native", 2, command=[sys.executable, "-c", SILENT_RANK, str(tmp_path)]) as group:
+def test_ranks_that_do_not_answer_are_named_at_the_deadline_and_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rank_group, "RANK_ARGUMENTS", ("-c", SILENT_RANK, str(tmp_path)))
+    with RankGroup("native", 2) as group:
         assert eventually(lambda: len(list(tmp_path.iterdir())) == 2)
         with pytest.raises(CommunicatorTimeoutError, match=r"native: ranks 0, 1 did not answer within 0.2 s"):
             group.take_turn(TURN, timeout_s=0.2)
@@ -75,7 +78,8 @@ def test_ranks_that_would_disturb_others_are_stopped_between_their_turns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(LIBRARIES, "restless", Library(is_stopped_when_idle=True))
-    with RankGroup("restless", 2, command=[sys.executable, "-c", OBEDIENT_RANK, str(tmp_path)]) as group:
+    monkeypatch.setattr(rank_group, "RANK_ARGUMENTS", ("-c", OBEDIENT_RANK, str(tmp_path)))
+    with RankGroup("restless", 2) as group:
         group.wait_until_ready()
         assert eventually(lambda: states_of_ranks(tmp_path) == {"T"})
         assert group.take_turn(TURN, timeout_s=60.0) == [{}, {}]

@@ -46,7 +46,7 @@ def test_contenders_on_gpus_use_nccl() -> None:
     arguments = parsed(scaling, "--device", "cuda", "--model", "gpt", "--strategies", "data,shard")
     missing = scaling.impossible_contenders(arguments, ["DDP on gloo", "hvd of Horovod"])
     assert list(missing) == ["DDP on gloo"]
-    contenders = scaling.make_contenders(arguments, [1, 2], {"DDP on gloo": "", "DDP on gloo tuned": ""})
+    contenders = scaling.make_contenders(arguments, [1, 2], {})
     assert {contender.library for contender in contenders} == {"torch nccl"}
     assert [contender.way for contender in contenders] == ["alone", "alone", "DDP on nccl", ""]
 
@@ -75,7 +75,7 @@ def test_run_compares_rank_counts_and_draws_them(tmp_path: Path, capsys: pytest.
     assert plot.stat().st_size > 0
     shown = capsys.readouterr().out
     assert "to accuracy" in shown
-    assert "measuring data on 2, 16 rows in a step, warm-up ..." in shown
+    assert "measuring data on 2, 16 rows in a step ..." in shown
 
 
 def test_strong_scaling_keeps_the_rows_of_a_step_and_weak_scaling_those_of_a_rank() -> None:
@@ -83,7 +83,7 @@ def test_strong_scaling_keeps_the_rows_of_a_step_and_weak_scaling_those_of_a_ran
     rows = {
         mode: {
             (contender.name, contender.ranks): scaling._case(arguments, contender, mode, [1, 2])["rows"]
-            for contender in scaling.make_contenders(arguments, [1, 2], {})
+            for contender in scaling.make_contenders(arguments, [1, 2], {"DDP on gloo": "gloo"})
         }
         for mode in ("strong", "weak")
     }
@@ -92,7 +92,6 @@ def test_strong_scaling_keeps_the_rows_of_a_step_and_weak_scaling_those_of_a_ran
         ("alone", 2): 16,
         ("data", 2): 16,
         ("DDP on gloo", 2): 16,
-        ("DDP on gloo tuned", 2): 16,
     }
     assert rows == {"strong": dict.fromkeys(names, 16), "weak": names}
 

@@ -12,6 +12,7 @@ import pytest
 from sparkdl.bench import transform
 from sparkdl.bench.contenders.transform import TASKS
 from sparkdl.bench.contest import take_turns
+from sparkdl.bench.report import format_table
 from sparkdl.errors import ParamError
 
 
@@ -51,7 +52,7 @@ def test_rows_hold_rates_and_ratios() -> None:
     )
     assert (ours["median_s"], ours["rows_per_s"], ours["ratio"]) == (2.0, 50.0, {"spark": 2.0})
     assert other["ratio"] == {"sparkdl": 0.5}
-    assert "0.50x" in transform.format_rows([ours, other])
+    assert "0.50x" in format_table([ours, other], transform.COLUMNS)
 
 
 def test_contenders_with_different_predictions_are_an_error() -> None:

@@ -56,8 +56,11 @@ class ParallelTrial(Trial):
         self._tokens, self._labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         torch.manual_seed(0)  # all contenders begin with the same weights
         kind = contender.partition(" on ")[0]
+        module = make_decoder(size)
         self._step = (
-            _Step(make_decoder(size)) if contender in ALONE else _divided(size, kind, communicator.world_size)
+            WholeStep(module)
+            if contender in ALONE
+            else DividedStep(module, _sizes_of(kind, communicator.world_size), case["rows"])
         )
         self._optimizer = torch.optim.AdamW(self._step.module.parameters(), lr=1e-4, fused=True)
         self._loss, self._saved_bytes = self._first_loss()
@@ -91,7 +94,7 @@ class ParallelTrial(Trial):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            loss = self._step.backward(self._tokens, self._labels)
+            loss = self._step.backward(self._tokens, self._labels).item()
         return loss, sum(saved.values())
 
     def _state_bytes(self) -> int:
@@ -109,21 +112,6 @@ def _local(tensor: Any) -> torch.Tensor:
     return local
 
 
-class _Step:
-    """Computes the loss of a module and its gradients; a divided module needs the group of its ranks for the loss."""
-
-    def __init__(self, module: torch.nn.Module, group: Any = None) -> None:
-        self.module, self._group = module, group
-
-    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-        """Add the gradients of a batch to the present gradients, and return the mean loss."""
-        from torch.nn.functional import cross_entropy
-
-        loss = cross_entropy(self.module(tokens).flatten(0, 1), labels.flatten())
-        loss.backward()
-        return loss.item()
-
-
 def make_decoder(size: DecoderSize) -> torch.nn.Module:
     """Make the language model of a size, on torch's default device."""
     from sparkdl.networks.decoder import Decoder, DecoderSizes
@@ -139,7 +127,7 @@ def make_decoder(size: DecoderSize) -> torch.nn.Module:
     )
 
 
-def sizes_of(kind: str, ranks: int) -> Parallelism:
+def _sizes_of(kind: str, ranks: int) -> Parallelism:
     """Return the sizes of one of :data:`KINDS` over all ranks."""
     from sparkdl.parallel import Parallelism
 
@@ -152,67 +140,79 @@ def sizes_of(kind: str, ranks: int) -> Parallelism:
     }[kind]
 
 
-def _divided(size: DecoderSize, kind: str, ranks: int) -> _Step:
-    from sparkdl.parallel import parallelize
+class WholeStep:
+    """Computes the loss of a module and its gradients."""
 
-    parallelism = sizes_of(kind, ranks)
-    if kind == "PP":
-        return _PipelineStep(size, parallelism)
-    layout = parallelism.lay_out()
-    module = parallelize(make_decoder(size), layout)
-    if kind == "FSDP2":
-        return _Step(module)
-    if kind == "CP":
-        return _ContextStep(module, layout.group("context"))
-    return _TensorStep(module, layout.group("tensor"))
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
 
-
-class _TensorStep(_Step):
-    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-        from sparkdl.parallel import cross_entropy
-
-        loss = cross_entropy(self.module(tokens), labels, self._group)
-        loss.backward()
-        return loss.item()
-
-
-class _ContextStep(_Step):
-    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-        import torch
+    def backward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Add the gradients of some rows to the present gradients, and return the mean loss."""
         from torch.nn.functional import cross_entropy
 
+        loss = cross_entropy(self.module(inputs).flatten(0, -2), labels.flatten())
+        loss.backward()
+        return loss
+
+
+class DividedStep(WholeStep):
+    """Computes the loss of a module that ``sparkdl.parallel`` divides among ranks, and its gradients.
+
+    Attributes:
+        module: this rank's part of the module.
+        reader: number of the group of ranks that read the same rows; ``readers`` is the number of groups.
+    """
+
+    def __init__(self, module: torch.nn.Module, parallelism: Parallelism, rows: int) -> None:
+        """Divide a module.
+
+        Args:
+            module: the whole module.
+            parallelism: how it is divided.
+            rows: number of rows of a step, over all ranks.
+        """
+        from sparkdl.parallel import Pipeline, cut, parallelize
+
+        layout = parallelism.lay_out()
+        self.reader, self.readers = layout.row_reader
+        self._tensor = layout.group("tensor") if parallelism.tensor > 1 else None
+        self._context = layout.group("context") if parallelism.context > 1 else None
+        self._pipeline: Pipeline | None = None
+        if parallelism.pipeline > 1:
+            group = layout.group("pipeline")
+            (stage,) = cut(module, group, schedule="1f1b")
+            module = parallelize(stage, layout)
+            # Without a choice the largest number up to four times the stages that divides the rows.
+            numbers = range(1, 4 * parallelism.pipeline + 1)
+            most = max(number for number in numbers if rows // self.readers % number == 0)
+            microbatches = parallelism.microbatches or most
+            self._pipeline = Pipeline(
+                [module], group, schedule="1f1b", microbatches=microbatches, loss=self._loss_of
+            )
+            super().__init__(module)
+        else:
+            super().__init__(parallelize(module, layout))
+
+    def backward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Do as :class:`WholeStep`; the loss is that of this rank's part of the rows."""
         from sparkdl.parallel import sequence
 
-        positions = sequence.positions(tokens.shape[1], self._group)
-        own, targets = (sequence.shard(rows, 1, self._group) for rows in (tokens, labels))
-        loss = cross_entropy(self.module(own, positions).flatten(0, 1), targets.flatten())
+        if self._pipeline is not None:
+            return self._pipeline.step(inputs, target=labels)
+        arguments: tuple[torch.Tensor, ...] = (inputs,)
+        if self._context is not None:
+            positions = sequence.positions(inputs.shape[1], self._context)
+            inputs, labels = (sequence.shard(part, 1, self._context) for part in (inputs, labels))
+            arguments = (inputs, positions)
+        loss = self._loss_of(self.module(*arguments), labels)
         loss.backward()
-        mean = loss.detach().clone()
-        torch.distributed.all_reduce(mean, op=torch.distributed.ReduceOp.SUM, group=self._group)
-        return mean.item() / torch.distributed.get_world_size(self._group)
+        return loss
 
+    def _loss_of(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        from torch.nn.functional import cross_entropy as whole_cross_entropy
 
-class _PipelineStep(_Step):
-    def __init__(self, size: DecoderSize, parallelism: Parallelism) -> None:
-        from torch.nn.functional import cross_entropy
+        from sparkdl.parallel import cross_entropy
 
-        from sparkdl.parallel import Pipeline, cut
-
-        group = parallelism.lay_out().group("pipeline")
-        (stage,) = cut(make_decoder(size), group, schedule="1f1b")
-        super().__init__(stage)
-        self._pipeline = Pipeline(
-            [stage],
-            group,
-            schedule="1f1b",
-            microbatches=MICROBATCHES,
-            loss=lambda logits, labels: cross_entropy(logits.flatten(0, 1), labels.flatten()),
-        )
-
-    def backward(self, tokens: torch.Tensor, labels: torch.Tensor) -> float:
-        return self._pipeline.step(tokens, target=labels).item()
-
-
-def takes(contender: str, rows: int) -> bool:
-    """Return whether a contender can train on a batch of this many rows; a pipeline divides it into microbatches."""
-    return not contender.startswith("PP") or rows % MICROBATCHES == 0
+        if self._tensor is None:
+            return whole_cross_entropy(outputs.flatten(0, -2), labels.flatten())
+        return cross_entropy(outputs, labels, self._tensor)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.bench.contenders.parallel import DividedStep, WholeStep
 from sparkdl.bench.contenders.scaling_jobs import JOBS, Batch
 from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.bench.contenders.step import WRAPPERS, Trainee
@@ -23,8 +24,6 @@ from sparkdl.monitor.memory import gpu_load, used_gpus
 
 if TYPE_CHECKING:
     import torch
-
-    from sparkdl.parallel import Parallelism
 
 HELD_OUT_ROWS = 500
 _EVALUATE_EVERY = 20
@@ -41,6 +40,8 @@ class ScalingTrial(Trial):
     def __init__(self, communicator: Communicator, case: Mapping[str, Any]) -> None:
         import torch
 
+        from sparkdl.parallel import Parallelism
+
         torch.set_num_threads(case["threads"])
         self._communicator = communicator
         self._case, self._job = case, JOBS[case["model"]]
@@ -48,7 +49,20 @@ class ScalingTrial(Trial):
         torch.manual_seed(0)  # all contenders begin with the same weights
         _forget_peak_memory()
         before = _bytes_in_use()
-        self._way = _ways(communicator, case)
+        self._step: WholeStep
+        if case["sizes"] is None:  # every rank has the whole model and its share of the rows
+            self._module = self._job.make_model().to(self._device)
+            optimizer = self._job.make_optimizer(list(self._module.parameters()))
+            wrap = _average_by_mpi if case["way"] == "DDP on mpi" else WRAPPERS[case["way"]]
+            model, self._optimizer = wrap(self._module, optimizer, communicator)
+            self._step = WholeStep(model)
+            self._reader, self._readers = communicator.rank, communicator.world_size
+        else:
+            whole = self._job.make_model().to(self._device)
+            step = self._step = DividedStep(whole, Parallelism(**case["sizes"]), case["rows"])
+            del whole  # it does not count as memory of this rank
+            self._optimizer = self._job.make_optimizer(list(step.module.parameters()))
+            self._reader, self._readers = step.reader, step.readers
         self._batches: list[Batch] = []
         self._loss = self._first_loss()
         self._used_bytes = _most_in_use(self._first_loss) - before if case.get("watches_memory") else None
@@ -58,7 +72,13 @@ class ScalingTrial(Trial):
 
     def _first_loss(self) -> float:
         (batch,) = self._draw(1, first=0)
-        return self._way.step(*batch)
+        return self._train(*batch)
+
+    def _train(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        self._optimizer.zero_grad()
+        loss = self._step.backward(inputs, labels)
+        self._optimizer.step()
+        return loss.item()
 
     def _draw(self, number: int, first: int) -> list[Batch]:
         """The rows of this rank in some steps. All ranks draw all rows, so that these are the same for any number."""
@@ -68,8 +88,8 @@ class ScalingTrial(Trial):
         for step in range(first, first + number):
             generator = torch.Generator().manual_seed(step)
             inputs, labels = self._job.draw(self._case["rows"], generator, self._case["data"], False)
-            share = len(labels) // self._way.readers
-            rows = slice(self._way.reader * share, (self._way.reader + 1) * share)
+            share = len(labels) // self._readers
+            rows = slice(self._reader * share, (self._reader + 1) * share)
             batches.append((inputs[rows].to(self._device), labels[rows].to(self._device)))
         return batches
 
@@ -85,7 +105,7 @@ class ScalingTrial(Trial):
         monitor_communication()  # the operations before these steps
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         for batch in self._batches:
-            self._way.step(*batch)  # which reads the loss, and so waits for a GPU
+            self._train(*batch)  # which reads the loss, and so waits for a GPU
         self._gpu_load = _gpu_load()
         self._cpu_s += time.process_time() - cpu_s
         self._wall_s += time.perf_counter() - wall_s
@@ -129,9 +149,9 @@ class AccuracyTrial(ScalingTrial):
         self._reached: int | None = None
         for steps in range(_EVALUATE_EVERY, _MOST_STEPS + 1, _EVALUATE_EVERY):
             for batch in self._draw(_EVALUATE_EVERY, first=1 + steps):
-                self._way.step(*batch)
+                self._train(*batch)
             with torch.no_grad():
-                outputs = self._way.module(inputs.to(self._device))
+                outputs = self._module(inputs.to(self._device))
                 right = (outputs.argmax(-1).cpu() == labels).float().mean().item()
             # Rank 0's decision, as unlike processors round differently.
             is_reached = np.array([right >= self._case["accuracy"]], np.uint8)
@@ -145,105 +165,14 @@ class AccuracyTrial(ScalingTrial):
         return {"steps": self._reached}
 
 
-class _DataWay:
-    """Every rank has the whole model and its share of the rows; a wrapper averages gradients."""
-
-    def __init__(self, communicator: Communicator, case: Mapping[str, Any]) -> None:
-        from torch.nn.functional import cross_entropy
-
-        job = JOBS[case["model"]]
-        self.module = job.make_model().to(case["device"])
-        self._optimizer = job.make_optimizer(list(self.module.parameters()))
-        wrap = _average_by_mpi if case["way"] == "DDP on mpi" else WRAPPERS[case["way"]]
-        trainee = wrap(Trainee(model=self.module, optimizer=self._optimizer), communicator)
-        self._model, self._optimizer = trainee.model, trainee.optimizer
-        self._cross_entropy = cross_entropy
-        self.reader, self.readers = communicator.rank, communicator.world_size
-
-    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        self._optimizer.zero_grad()
-        outputs = self._model(inputs)
-        loss = self._cross_entropy(outputs.flatten(0, -2), labels.flatten())
-        loss.backward()
-        self._optimizer.step()
-        return loss.item()
-
-
-class _DividedWay:
-    """The model is divided among ranks by ``sparkdl.parallel``."""
-
-    def __init__(self, parallelism: Parallelism, case: Mapping[str, Any]) -> None:
-        from torch.nn.functional import cross_entropy as whole_cross_entropy
-
-        from sparkdl.parallel import Pipeline, cross_entropy, cut, parallelize
-
-        job = JOBS[case["model"]]
-        self._layout = parallelism.lay_out()
-        self.reader, self.readers = self._layout.row_reader
-        tensor = self._layout.group("tensor")
-        is_whole = parallelism.tensor == 1
-
-        def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-            if is_whole:
-                return whole_cross_entropy(outputs.flatten(0, -2), labels.flatten())
-            return cross_entropy(outputs, labels, tensor)
-
-        self._loss_of = loss_of
-        self._pipeline = None
-        module = job.make_model().to(case["device"])
-        if parallelism.pipeline > 1:
-            (stage,) = cut(module, self._layout.group("pipeline"), schedule="1f1b")
-            self.module = parallelize(stage, self._layout)
-            rows = case["rows"] // self.readers
-            self._pipeline = Pipeline(
-                [self.module],
-                self._layout.group("pipeline"),
-                schedule="1f1b",
-                microbatches=parallelism.microbatches or _microbatches(rows, parallelism.pipeline),
-                loss=loss_of,
-            )
-        else:
-            self.module = parallelize(module, self._layout)
-        self._context = self._layout.group("context") if parallelism.context > 1 else None
-        self._optimizer = job.make_optimizer(list(self.module.parameters()))
-
-    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        from sparkdl.parallel import sequence
-
-        self._optimizer.zero_grad()
-        if self._pipeline is not None:
-            loss = self._pipeline.step(inputs, target=labels)
-        else:
-            arguments: tuple[torch.Tensor, ...] = (inputs,)
-            if self._context is not None:
-                positions = sequence.positions(inputs.shape[1], self._context)
-                inputs, labels = (sequence.shard(part, 1, self._context) for part in (inputs, labels))
-                arguments = (inputs, positions)
-            loss = self._loss_of(self.module(*arguments), labels)
-            loss.backward()
-        self._optimizer.step()
-        return loss.item()
-
-
-def _microbatches(rows: int, stages: int) -> int:
-    """The largest number up to four times the stages that divides the rows."""
-    return max(number for number in range(1, 4 * stages + 1) if rows % number == 0)
-
-
-def _ways(communicator: Communicator, case: Mapping[str, Any]) -> _DataWay | _DividedWay:
-    if case["sizes"] is None:
-        return _DataWay(communicator, case)
-    from sparkdl.parallel import Parallelism
-
-    return _DividedWay(Parallelism(**case["sizes"]), case)
-
-
-def _average_by_mpi(trainee: Trainee, communicator: Communicator) -> Trainee:
+def _average_by_mpi(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator
+) -> Trainee:
     """Wrap the model in torch's ``DistributedDataParallel``, whose buckets MPI sums."""
     import torch
     from mpi4py import MPI
 
-    model = torch.nn.parallel.DistributedDataParallel(trainee.model)
+    model = torch.nn.parallel.DistributedDataParallel(module)
 
     def sum_bucket(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -254,7 +183,7 @@ def _average_by_mpi(trainee: Trainee, communicator: Communicator) -> Trainee:
 
     sum_bucket.__annotations__.clear()  # torch compares them with classes, and these are texts
     model.register_comm_hook(None, sum_bucket)
-    return Trainee(model=model, optimizer=trainee.optimizer)
+    return model, optimizer
 
 
 def _gpu_load() -> float | None:

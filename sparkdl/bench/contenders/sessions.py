@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -76,71 +76,54 @@ def open_session(
         timeout_s=_TIMEOUT_S,
         wire=wire,
     ) as communicator:
-        close = _OPENERS[library](communicator, rendezvous)
+        closing = ExitStack()
+        if library in _OPENERS:
+            _OPENERS[library](communicator, rendezvous, closing)
         yield communicator
-        close()
+        closing.close()  # not after an error, in which case other ranks may not take part
 
 
-# All openers have the same signature; most do not use the rendezvous.
-_Opener = Callable[[Communicator, RendezvousClient], Callable[[], None]]
-
-
-def _open_nothing(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
-    return lambda: None
-
-
-def _open_torch(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
+def _open_torch(communicator: Communicator, _: RendezvousClient, closing: ExitStack) -> None:
     import sparkdl.torch
 
     sparkdl.torch.init_process_group(communicator, timeout_s=_TIMEOUT_S, cuda=False)
-    return sparkdl.torch.destroy_process_group
+    closing.callback(sparkdl.torch.destroy_process_group)
 
 
-def _open_nccl(cuda: str) -> _Opener:
-    """Return an opener of torch.distributed over sparkdl, with this backend of CUDA tensors and a GPU per rank."""
+def _open_nccl(cuda: str, communicator: Communicator, _: RendezvousClient, closing: ExitStack) -> None:
+    """Open torch.distributed over sparkdl, with this backend of CUDA tensors and a GPU per rank."""
+    import torch
 
-    def open_group(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
-        import torch
+    import sparkdl.torch
 
-        import sparkdl.torch
-
-        torch.cuda.set_device(communicator.rank)
-        sparkdl.torch.init_process_group(communicator, timeout_s=_TIMEOUT_S, cuda=cuda)
-        return sparkdl.torch.destroy_process_group
-
-    return open_group
+    torch.cuda.set_device(communicator.rank)
+    sparkdl.torch.init_process_group(communicator, timeout_s=_TIMEOUT_S, cuda=cuda)
+    closing.callback(sparkdl.torch.destroy_process_group)
 
 
-def _open_drop_in(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
-    import sparkdl.horovod.torch as hvd
-
+def _open_drop_in(communicator: Communicator, _: RendezvousClient, closing: ExitStack) -> None:
     set_current_communicator(communicator)
+    _open_horovod("sparkdl.horovod.torch", communicator, _, closing)
+
+
+def _open_horovod(module: str, _: Communicator, __: RendezvousClient, closing: ExitStack) -> None:
+    hvd = import_module(module)
     hvd.init()
-    return hvd.shutdown
+    closing.callback(hvd.shutdown)
 
 
-def _open_gloo(communicator: Communicator, rendezvous: RendezvousClient) -> Callable[[], None]:
+def _open_gloo(communicator: Communicator, rendezvous: RendezvousClient, closing: ExitStack) -> None:
     import torch.distributed as dist
 
     from sparkdl.torch import RendezvousStore
 
     store = RendezvousStore(rendezvous, timeout_s=_TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=communicator.rank, world_size=communicator.world_size)
-
-    return partial(_end_gloo, store)
-
-
-def _end_gloo(_: object) -> None:
-    """End Gloo's process group.
-
-    The argument keeps the store alive until then, as C++ has no reference to the Python object.
-    """
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+    # The argument keeps the store alive until then, as C++ has no reference to the Python object.
+    closing.callback(lambda _: dist.destroy_process_group(), store)
 
 
-def _open_mpi(communicator: Communicator, _: RendezvousClient) -> Callable[[], None]:
+def _open_mpi(communicator: Communicator, _: RendezvousClient, __: ExitStack) -> None:
     from sparkdl.collective.mpi.library import load_mpi
 
     # As mpiexec --bind-to core does. MPI's ranks wait without sleeping: if the scheduler leaves two of them on one
@@ -148,38 +131,23 @@ def _open_mpi(communicator: Communicator, _: RendezvousClient) -> Callable[[], N
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[communicator.rank % len(cores)]})
     load_mpi()
-    return lambda: None
 
 
-def _open_gloo_and_mpi(communicator: Communicator, rendezvous: RendezvousClient) -> Callable[[], None]:
-    _open_mpi(communicator, rendezvous)
-    return _open_gloo(communicator, rendezvous)
+def _open_gloo_and_mpi(communicator: Communicator, rendezvous: RendezvousClient, closing: ExitStack) -> None:
+    _open_mpi(communicator, rendezvous, closing)
+    _open_gloo(communicator, rendezvous, closing)
 
 
-def _open_horovod(_: Communicator, __: RendezvousClient) -> Callable[[], None]:
-    hvd = import_module("horovod.torch")
-    hvd.init()
-    close: Callable[[], None] = hvd.shutdown
-    return close
-
-
-_OPENERS = {
-    "native": _open_nothing,
+_OPENERS: dict[str, Callable[[Communicator, RendezvousClient, ExitStack], None]] = {
     "torch": _open_torch,
-    "torch nccl": _open_nccl("torch"),
-    "own nccl": _open_nccl("sparkdl"),
+    "torch nccl": partial(_open_nccl, "torch"),
+    "own nccl": partial(_open_nccl, "sparkdl"),
     "drop-in": _open_drop_in,
     "gloo": _open_gloo,
     "gloo tuned": _open_gloo,
     "mpi": _open_mpi,
     "intel mpi": _open_mpi,
     "gloo and mpi": _open_gloo_and_mpi,
-    "horovod": _open_horovod,
-    "feed": _open_nothing,
-    "feed of petastorm": _open_nothing,
-    "feed of arrow": _open_nothing,
-    "feed of read_table": _open_nothing,
-    "feed of torch": _open_nothing,
-    "feed of datasets": _open_nothing,
-    "feed of streaming": _open_nothing,
+    "horovod": partial(_open_horovod, "horovod.torch"),
 }
+"""Functions that open a library, of those that need it, and add to a stack what closes it."""

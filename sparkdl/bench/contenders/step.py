@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +34,10 @@ MODELS = {
 """Models by their number of parameters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trainee:
-    """A model and its optimizer, as a contender wraps them.
+Trainee = tuple["torch.nn.Module", "torch.optim.Optimizer"]
+"""A model, and the optimizer that ends a step, as a contender wraps them."""
 
-    Attributes:
-        model: model that computes the output.
-        optimizer: optimizer that ends the step.
-    """
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-
-
-Wrap = Callable[[Trainee, Communicator], Trainee]
+Wrap = Callable[["torch.nn.Module", "torch.optim.Optimizer", Communicator], Trainee]
 
 
 class StepTrial(Trial):
@@ -69,7 +60,7 @@ class StepTrial(Trial):
         model = make_model(MODELS[case["model"]]).to(self._device)
         optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=0.9)
         self._parameters = list(model.parameters())
-        self._trainee = wrap(Trainee(model=model, optimizer=optimizer), communicator)
+        self._model, self._optimizer = wrap(model, optimizer, communicator)
         self._generator = torch.Generator().manual_seed(communicator.rank)
         self._batches: list[torch.Tensor] = []
 
@@ -86,12 +77,11 @@ class StepTrial(Trial):
         import torch
 
         assert operations == len(self._batches)
-        model, optimizer = self._trainee.model, self._trainee.optimizer
         for batch in self._batches:
-            optimizer.zero_grad()
-            output = model(batch)
+            self._optimizer.zero_grad()
+            output = self._model(batch)
             (output - batch).square().mean().backward()
-            optimizer.step()
+            self._optimizer.step()
         if self._device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -117,48 +107,42 @@ def make_model(size: EncoderSize) -> torch.nn.Module:
     return torch.nn.TransformerEncoder(layer, size.num_layers, enable_nested_tensor=False)
 
 
-# All wrappers have the same signature; most do not use the communicator.
-
-
-def _gradient_arena(trainee: Trainee, communicator: Communicator) -> Trainee:
+def _gradient_arena(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator
+) -> Trainee:
     """Wrap the model in ``DataParallel`` of sparkdl, with gradients in memory that the ranks share."""
     from sparkdl.torch import DataParallel
 
-    model = DataParallel(trainee.model, communicator)
-    return Trainee(model=model, optimizer=trainee.optimizer)
+    return DataParallel(model, communicator), optimizer
 
 
-def _distributed_data_parallel(trainee: Trainee, _: Communicator) -> Trainee:
+def _distributed_data_parallel(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, _: Communicator
+) -> Trainee:
     """Wrap the model in torch's ``DistributedDataParallel``, on the initialized backend of torch.distributed."""
     import torch
 
-    model = torch.nn.parallel.DistributedDataParallel(trainee.model)
-    return Trainee(model=model, optimizer=trainee.optimizer)
+    return torch.nn.parallel.DistributedDataParallel(model), optimizer
 
 
-def _horovod_optimizer(module: str) -> Wrap:
-    """Return a function that wraps the optimizer in ``DistributedOptimizer`` of Horovod or of its drop-in."""
-
-    def wrap(trainee: Trainee, _: Communicator) -> Trainee:
-        hvd: Any = import_module(module)
-        hvd.broadcast_parameters(trainee.model.state_dict(), root_rank=0)
-        named = trainee.model.named_parameters()
-        return Trainee(
-            model=trainee.model,
-            optimizer=hvd.DistributedOptimizer(trainee.optimizer, named_parameters=named),
-        )
-
-    return wrap
+def _horovod_optimizer(
+    module: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, _: Communicator
+) -> Trainee:
+    """Wrap the optimizer in ``DistributedOptimizer`` of Horovod or of its drop-in."""
+    hvd: Any = import_module(module)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 
 WRAPPERS: dict[str, Wrap] = {
     # The reference: every rank trains a model of its own, at the same time.
-    "alone": lambda trainee, _: trainee,
+    "alone": lambda model, optimizer, _: (model, optimizer),
     "DataParallel": _gradient_arena,
     "DDP on sparkdl": _distributed_data_parallel,
     "DDP on gloo": _distributed_data_parallel,
     "DDP on gloo tuned": _distributed_data_parallel,
     "DDP on nccl": _distributed_data_parallel,
-    "hvd of sparkdl": _horovod_optimizer("sparkdl.horovod.torch"),
-    "hvd of Horovod": _horovod_optimizer("horovod.torch"),
+    "hvd of sparkdl": partial(_horovod_optimizer, "sparkdl.horovod.torch"),
+    "hvd of Horovod": partial(_horovod_optimizer, "horovod.torch"),
 }
+"""Functions that wrap a model and its optimizer, by contender; most do not use the communicator."""

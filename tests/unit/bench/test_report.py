@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -17,12 +18,12 @@ from sparkdl.bench.contest import Case, Measurements
 from sparkdl.bench.libraries import LIBRARIES
 from sparkdl.bench.report import (
     format_size,
+    format_table,
     format_time,
     parse_size,
     percentile,
     plot_bandwidth,
-    plot_steps,
-    write_report,
+    show,
 )
 from sparkdl.collective.telemetry.report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
@@ -82,7 +83,7 @@ def test_rows_relate_every_contender_to_the_others_and_to_a_copy() -> None:
 
 
 def test_table_says_how_much_faster_ours_are() -> None:
-    lines = allreduce.format_rows(allreduce.make_rows(CASES, MEASURED, 2)).splitlines()
+    lines = format_table(allreduce.make_rows(CASES, MEASURED, 2), allreduce.COLUMNS).splitlines()
     assert lines[0].split()[:3] == ["case", "contender", "median"]
     gloo = next(line for line in lines if line.startswith("allreduce 1KiB") and "gloo" in line)
     assert gloo.endswith("100.00x    50.00x")
@@ -123,7 +124,9 @@ def test_library_whose_own_folder_is_missing_is_named_with_the_command_that_fill
 def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     rows = allreduce.make_rows(CASES, MEASURED, 2)
-    write_report(path, "allreduce", rows, {"mpi": "mpi4py is not installed"})
+    options = argparse.Namespace(json=path, plot=None)
+    missing = {"mpi": "mpi4py is not installed"}
+    show("allreduce", rows, allreduce.COLUMNS, options, legend="", missing=missing)
     report = json.loads(path.read_text())
     assert set(report) == {"benchmark", "command", "machine", "rows", "missing"}
     assert {"cores", "memory_bytes", "gpu", "versions"} <= set(report["machine"])
@@ -131,13 +134,11 @@ def test_report_holds_command_machine_rows_and_what_is_missing(tmp_path: Path) -
     assert report["missing"] == {"mpi": "mpi4py is not installed"}
 
 
-def test_plots_are_drawn(tmp_path: Path) -> None:
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     path = tmp_path / "plot.svg"
     plot_bandwidth(allreduce.make_rows(CASES, MEASURED, 2), path)
     assert "native" in path.read_text()
-    plot_steps(step.make_rows([STEP], steps(alone=[0.1], DataParallel=[0.125]), 2), path)
-    assert "DataParallel" in path.read_text()
 
 
 def test_queued_tensors_are_a_case_of_their_own() -> None:

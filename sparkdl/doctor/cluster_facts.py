@@ -9,7 +9,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.doctor.machine_facts import MachineFacts, look_around
@@ -22,16 +22,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExecutorFacts:
-    """Facts about an executor, and the number of tasks that it ran."""
-
-    facts: MachineFacts
-    num_tasks: int
-
-
-def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) -> list[ExecutorFacts]:
-    """Run tasks at the same time, and return facts about every executor that runs at least one of them.
+def look_at_executors(
+    spark: SparkSession, num_tasks: int, *, timeout_s: float
+) -> list[tuple[MachineFacts, int]]:
+    """Run tasks at the same time; return facts and number of tasks of every executor that runs at least one of them.
 
     Args:
         spark: classic or Connect session.
@@ -48,9 +42,9 @@ def look_at_executors(spark: SparkSession, num_tasks: int, *, timeout_s: float) 
     with named_jobs(spark, "looking at the executors"):
         rows = collect_within(spark, tasks, timeout_s)
     facts = [json.loads(row["facts"]) for row in rows]
-    nums = [fact["executor"] for fact in facts]
+    names = [fact["executor"] for fact in facts]
     return [
-        ExecutorFacts(facts=MachineFacts.from_fields(fact["facts"]), num_tasks=nums.count(fact["executor"]))
+        (MachineFacts.from_fields(fact["facts"]), names.count(fact["executor"]))
         for fact in facts
         if fact["facts"] is not None
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import shutil
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -117,22 +117,18 @@ def _examine(options: argparse.Namespace, settings: dict[str, str], stack: ExitS
 
 def _within(timeout_s: float, start: Callable[[], SparkSession]) -> SparkSession:
     """Call ``start`` and return the session; raise after a timeout, as the call may wait for a server for minutes."""
-    outcome: queue.SimpleQueue[SparkSession | Exception] = queue.SimpleQueue()
+    session: Future[SparkSession] = Future()
 
     def run() -> None:
         try:
-            outcome.put(start())
+            session.set_result(start())
         except Exception as error:
-            outcome.put(error)
+            session.set_exception(error)
 
     threading.Thread(target=run, name=_SESSION_THREAD, daemon=True).start()
-    try:
-        started = outcome.get(timeout=timeout_s)
-    except queue.Empty:
-        raise LaunchError(f"there was no answer within {timeout_s:g} s (--timeout)") from None
-    if isinstance(started, Exception):
-        raise started
-    return started
+    if not wait([session], timeout_s).done:
+        raise LaunchError(f"there was no answer within {timeout_s:g} s (--timeout)")
+    return session.result()
 
 
 def _session(options: argparse.Namespace, settings: dict[str, str], stack: ExitStack) -> SparkSession:

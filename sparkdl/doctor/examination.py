@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective import Deadline, new_secret
 from sparkdl.cores import threads_of_local_rank, threads_of_task
-from sparkdl.doctor.cluster_facts import ExecutorFacts, look_at_executors
+from sparkdl.doctor.cluster_facts import look_at_executors
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions
 from sparkdl.doctor.machine_facts import MachineFacts, look_around
@@ -60,8 +60,7 @@ def examine(
     )
     if spark is None:
         num_ranks = num_ranks or _RANKS_UNLESS_KNOWN
-        report(f"Starting {_ranks(num_ranks)}")
-        return findings + _survey_here(num_ranks, timeout_s)
+        return findings + _survey_here(num_ranks, timeout_s, report)
     with jobs_of("doctor"):
         return findings + _examine_cluster(spark, num_ranks, here, timeout_s, report)
 
@@ -86,7 +85,9 @@ def _examine_cluster(
         return findings + _survey_cluster(spark, slots, timeout_s)
 
 
-def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
+def _survey_here(num_ranks: int, timeout_s: float, report: Callable[[str], None]) -> list[Finding]:
+    ranks = "1 rank" if num_ranks == 1 else f"{num_ranks} ranks"
+    report(f"Starting {ranks}")
     try:
         surveys = run_on_local_ranks(
             survey_network,
@@ -95,21 +96,13 @@ def _survey_here(num_ranks: int, timeout_s: float) -> list[Finding]:
             timeout_s=timeout_s,
             num_ranks=num_ranks,
             operation_timeout_s=timeout_s,
-            on_log=_hear_nothing,
+            on_log=lambda *_: None,  # notices about transports are part of the findings
         )
     except SparkdlError as error:
         return [_ranks_failed(HERE, error)]
-    text = f"{_ranks(num_ranks)} ran on this machine"
+    text = f"{ranks} ran on this machine"
     names = dict.fromkeys(surveys[0]["host_of_rank"], HERE)
     return [Finding(check="ranks", where=HERE, status=GOOD, found=text), *judge_network(surveys, names)]
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _hear_nothing(rank: int, line: str) -> None:
-    """Ignore the output of the ranks: their notices about transports are part of the findings."""
 
 
 def _ranks_failed(where: str, error: SparkdlError) -> Finding:
@@ -163,24 +156,20 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
         return [Finding(check="executors", where=CLUSTER, status=BAD, found=problem)]
     findings: list[Finding] = []
     chosen, cpus = threads_by_settings(spark), task_cpus(spark)
-    for number, executor in enumerate(executors):
-        where = _name(number, executors)
-        num_ranks = sum(other.num_tasks for other in executors if other.facts.host == executor.facts.host)
+    hosts = [facts.host for facts, _ in executors]
+    for number, (facts, _) in enumerate(executors):
+        where = host = facts.host
+        if hosts.count(host) > 1:
+            where = f"{host} #{hosts[:number].count(host) + 1}"
         findings += judge_machine(
-            executor.facts,
+            facts,
             where=where,
-            num_ranks=num_ranks,
-            num_threads=threads_of_task(chosen, cpus, executor.facts.cores),
+            num_ranks=sum(num_tasks for other, num_tasks in executors if other.host == host),
+            num_threads=threads_of_task(chosen, cpus, facts.cores),
             needs_java=False,
         )
-        findings.append(judge_versions(here, executor.facts, where=where))
+        findings.append(judge_versions(here, facts, where=where))
     return findings
-
-
-def _name(number: int, executors: list[ExecutorFacts]) -> str:
-    hosts = [executor.facts.host for executor in executors]
-    host = hosts[number]
-    return host if hosts.count(host) == 1 else f"{host} #{hosts[:number].count(host) + 1}"
 
 
 def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[Finding]:
@@ -195,7 +184,7 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
             spark=spark,
             start_timeout_s=timeout_s,
             operation_timeout_s=timeout_s,
-            on_log=_hear_nothing,
+            on_log=lambda *_: None,  # notices about transports are part of the findings
             on_event=lambda rank, _: heard.add(rank),
         )
     except SparkdlError as error:

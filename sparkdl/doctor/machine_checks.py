@@ -28,6 +28,9 @@ _MAY_BE_MISSING = {
     "pyspark": "without it there are only local ranks",
 }
 
+_Verdict = tuple[str, str, str]
+"""Status, what was found, and advice."""
+
 
 def judge_machine(
     facts: MachineFacts, *, where: str, num_ranks: int, num_threads: int, needs_java: bool | None
@@ -42,16 +45,22 @@ def judge_machine(
         needs_java: whether the machine starts Spark itself, so that missing Java is bad. If False, it is an executor,
             whose Java is reported but never bad, as it already runs. None leaves Java out.
     """
+    verdicts = {
+        "Python": _python(facts),
+        "threads": _threads(facts, num_ranks, num_threads) if num_ranks else None,
+        "Java": None if needs_java is None else _java(facts, needs_java),
+        "packages": _packages(facts),
+        "torchvision": None if facts.torchvision is None else _torchvision(*facts.torchvision),
+        "native core": _native_core(*facts.native),
+        "shared memory": _shared_memory(facts, num_ranks),
+        "GPUs": _gpus(facts),
+        "NCCL": _nccl(*facts.nccl) if facts.gpus else None,
+        "MPI": _mpi(*facts.mpi),
+    }
     return [
-        _python(facts, where),
-        *_threads(facts, where, num_ranks, num_threads),
-        *([] if needs_java is None else [_java(facts, where, needs_java)]),
-        _packages(facts, where),
-        *_torchvision(facts, where),
-        _native_core(facts, where),
-        _shared_memory(facts, where, num_ranks),
-        *_gpus(facts, where),
-        _mpi(facts, where),
+        Finding(check=check, where=where, status=verdict[0], found=verdict[1], advice=verdict[2])
+        for check, verdict in verdicts.items()
+        if verdict is not None
     ]
 
 
@@ -74,102 +83,74 @@ def _compared(facts: MachineFacts) -> dict[str, str]:
     return {"python": ".".join(facts.python.split(".")[:2]), **packages}
 
 
-def _python(facts: MachineFacts, where: str) -> Finding:
-    is_old = tuple(map(int, facts.python.split(".")[:2])) < _OLDEST_PYTHON
-    return Finding(
-        check="Python",
-        where=where,
-        status=BAD if is_old else GOOD,
-        found=f"{facts.python} at {facts.executable}; {facts.cores} cores, {in_bytes(facts.memory_bytes)} memory",
-        advice=f"Use Python {'.'.join(map(str, _OLDEST_PYTHON))} or later." if is_old else "",
-    )
+def _python(facts: MachineFacts) -> _Verdict:
+    text = f"{facts.python} at {facts.executable}; {facts.cores} cores, {in_bytes(facts.memory_bytes)} memory"
+    if tuple(map(int, facts.python.split(".")[:2])) < _OLDEST_PYTHON:
+        return BAD, text, f"Use Python {'.'.join(map(str, _OLDEST_PYTHON))} or later."
+    return GOOD, text, ""
 
 
-def _threads(facts: MachineFacts, where: str, num_ranks: int, num_threads: int) -> list[Finding]:
-    if not num_ranks:
-        return []
+def _threads(facts: MachineFacts, num_ranks: int, num_threads: int) -> _Verdict:
     ranks = "1 rank" if num_ranks == 1 else f"each of {num_ranks} ranks"
     text = f"{in_threads(num_threads)} for {ranks}, and {facts.cores} core{'s' if facts.cores > 1 else ''}"
     if num_ranks * num_threads > facts.cores and num_threads > 1:
         advice = "Lower threadsPerWorker, OMP_NUM_THREADS or spark.task.cpus: threads that wait for cores are slow."
-        return [Finding(check="threads", where=where, status=NOTE, found=text, advice=advice)]
-    return [Finding(check="threads", where=where, status=GOOD, found=text)]
+        return NOTE, text, advice
+    return GOOD, text, ""
 
 
-def _java(facts: MachineFacts, where: str, is_needed: bool) -> Finding:
+def _java(facts: MachineFacts, is_needed: bool) -> _Verdict:
     is_there, said = facts.java
     spark = facts.packages.get("pyspark", "4")
     oldest = _JAVA_OF_SPARK.get(int(spark.split(".")[0]), 17)
     advice = (
         f"Install Java {oldest} or later (apt-get install openjdk-17-jre-headless), or set JAVA_HOME to one."
     )
-    if not is_there and not is_needed:
-        return Finding(check="Java", where=where, status=NOTE, found="the executor's is not on its PATH")
     if not is_there:
-        return Finding(check="Java", where=where, status=BAD, found=f"none: {said}", advice=advice)
+        return (
+            (BAD, f"none: {said}", advice) if is_needed else (NOTE, "the executor's is not on its PATH", "")
+        )
     numbers = [int(part) for part in said.split(" ")[0].replace("-", ".").split(".") if part.isdigit()]
     major = numbers[1] if numbers[:1] == [1] and len(numbers) > 1 else numbers[0] if numbers else 0
     if major < oldest:
-        return Finding(
-            check="Java",
-            where=where,
-            status=BAD if is_needed else NOTE,
-            found=f"{said}, too old for pyspark {spark}",
-            advice=advice,
-        )
-    return Finding(check="Java", where=where, status=GOOD, found=said)
+        return BAD if is_needed else NOTE, f"{said}, too old for pyspark {spark}", advice
+    return GOOD, said, ""
 
 
-def _packages(facts: MachineFacts, where: str) -> Finding:
+def _packages(facts: MachineFacts) -> _Verdict:
     missing = [package for package in _WANTED if package not in facts.packages]
     text = ", ".join(f"{package} {version}" for package, version in facts.packages.items())
     if not missing:
-        return Finding(check="packages", where=where, status=GOOD, found=text)
-    needed = [package for package in missing if package not in _MAY_BE_MISSING]
+        return GOOD, text, ""
     why = [f"{package}: {_MAY_BE_MISSING[package]}" for package in missing if package in _MAY_BE_MISSING]
     notes = f" ({'; '.join(why)})" if why else ""
-    return Finding(
-        check="packages",
-        where=where,
-        status=BAD if needed else NOTE,
-        found=f"{text}; missing: {', '.join(missing)}{notes}",
-        advice=f"pip install {' '.join(_WANTED[package] for package in missing)}",
+    return (
+        NOTE if len(why) == len(missing) else BAD,
+        f"{text}; missing: {', '.join(missing)}{notes}",
+        f"pip install {' '.join(_WANTED[package] for package in missing)}",
     )
 
 
-def _torchvision(facts: MachineFacts, where: str) -> list[Finding]:
-    if facts.torchvision is None:
-        return []
-    is_loaded, said = facts.torchvision
+def _torchvision(is_loaded: bool, said: str) -> _Verdict:
     if is_loaded:
-        return [Finding(check="torchvision", where=where, status=GOOD, found=said)]
-    return [
-        Finding(
-            check="torchvision",
-            where=where,
-            status=NOTE,
-            found=f"its operators cannot be loaded: {said}. It is built for another version or build of torch. Its "
-            "operators fail, and where the environment does not declare them, so does importing it, timm, torchmetrics "
-            "and lightning",
-            advice="Install torch and torchvision of one source: both of PyPI (pip install torch torchvision), or both "
-            "for CPUs (pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu). Or uninstall "
-            "torchvision, if nothing needs it.",
-        )
-    ]
-
-
-def _native_core(facts: MachineFacts, where: str) -> Finding:
-    is_there, said = facts.native
-    return Finding(
-        check="native core",
-        where=where,
-        status=GOOD if is_there else BAD,
-        found=said,
-        advice="" if is_there else "Install sparkdl from a wheel for this machine, or build it: make setup.",
+        return GOOD, said, ""
+    return (
+        NOTE,
+        f"its operators cannot be loaded: {said}. It is built for another version or build of torch. Its operators "
+        "fail, and where the environment does not declare them, so does importing it, timm, torchmetrics and lightning",
+        "Install torch and torchvision of one source: both of PyPI (pip install torch torchvision), or both for CPUs "
+        "(pip install torch torchvision --index-url https://download.pytorch.org/whl/cpu). Or uninstall torchvision, "
+        "if nothing needs it.",
     )
 
 
-def _shared_memory(facts: MachineFacts, where: str, num_ranks: int) -> Finding:
+def _native_core(is_there: bool, said: str) -> _Verdict:
+    if is_there:
+        return GOOD, said, ""
+    return BAD, said, "Install sparkdl from a wheel for this machine, or build it: make setup."
+
+
+def _shared_memory(facts: MachineFacts, num_ranks: int) -> _Verdict:
     needed = _segment_bytes(num_ranks)
     advice = (
         f"Give it {in_bytes(needed)} at least, and as much again as a model's gradients take: docker run "
@@ -179,13 +160,10 @@ def _shared_memory(facts: MachineFacts, where: str, num_ranks: int) -> Finding:
         f"; {num_ranks} ranks need {in_bytes(needed)}, and will use TCP among themselves, which is slower"
     )
     if facts.shm_bytes is None:
-        text = f"no /dev/shm{slower if needed else ''}"
-        return Finding(check="shared memory", where=where, status=NOTE, found=text, advice=advice)
+        return NOTE, f"no /dev/shm{slower if needed else ''}", advice
     total, free = facts.shm_bytes
     text = f"{FOLDER} has {in_bytes(free)} free of {in_bytes(total)}"
-    if free < needed:
-        return Finding(check="shared memory", where=where, status=NOTE, found=text + slower, advice=advice)
-    return Finding(check="shared memory", where=where, status=GOOD, found=text)
+    return (NOTE, text + slower, advice) if free < needed else (GOOD, text, "")
 
 
 def _segment_bytes(num_ranks: int) -> int:
@@ -199,42 +177,29 @@ def _segment_bytes(num_ranks: int) -> int:
     return _native.segment_bytes(num_ranks)
 
 
-def _gpus(facts: MachineFacts, where: str) -> list[Finding]:
-    has_nccl, nccl = facts.nccl
+def _gpus(facts: MachineFacts) -> _Verdict:
     if not facts.gpus:
-        return [Finding(check="GPUs", where=where, status=GOOD, found="none; ranks train on CPUs")]
+        return GOOD, "none; ranks train on CPUs", ""
     is_built, cuda = facts.torch_cuda
-    usable = is_built and cuda != "none"
-    about_torch = f"torch is built for CUDA {cuda}" if usable else f"torch cannot use them: {cuda}"
-    return [
-        Finding(
-            check="GPUs",
-            where=where,
-            status=GOOD if usable else BAD,
-            found=f"{len(facts.gpus)}: {'; '.join(dict.fromkeys(facts.gpus))}; {about_torch}",
-            advice=""
-            if usable
-            else "Install a torch built for CUDA (https://pytorch.org/get-started/locally).",
-        ),
-        Finding(
-            check="NCCL",
-            where=where,
-            status=GOOD if has_nccl else BAD,
-            found=nccl if has_nccl else f"not to be loaded: {nccl}",
-            advice=""
-            if has_nccl
-            else "pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for a driver of CUDA 13), or name a library in "
-            "SPARKDL_NCCL_LIBRARY.",
-        ),
-    ]
+    gpus = f"{len(facts.gpus)}: {'; '.join(dict.fromkeys(facts.gpus))}"
+    if is_built and cuda != "none":
+        return GOOD, f"{gpus}; torch is built for CUDA {cuda}", ""
+    advice = "Install a torch built for CUDA (https://pytorch.org/get-started/locally)."
+    return BAD, f"{gpus}; torch cannot use them: {cuda}", advice
 
 
-def _mpi(facts: MachineFacts, where: str) -> Finding:
-    is_there, said = facts.mpi
-    return Finding(
-        check="MPI",
-        where=where,
-        status=GOOD if is_there else NOTE,
-        found=said if is_there else f"none, so transport='mpi' will not work: {said}",
-        advice="" if is_there else "Needed for transport='mpi' alone: pip install mpi4py mpich",
+def _nccl(is_there: bool, said: str) -> _Verdict:
+    if is_there:
+        return GOOD, said, ""
+    advice = (
+        "pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for a driver of CUDA 13), or name a library in "
+        "SPARKDL_NCCL_LIBRARY."
     )
+    return BAD, f"not to be loaded: {said}", advice
+
+
+def _mpi(is_there: bool, said: str) -> _Verdict:
+    if is_there:
+        return GOOD, said, ""
+    advice = "Needed for transport='mpi' alone: pip install mpi4py mpich"
+    return NOTE, f"none, so transport='mpi' will not work: {said}", advice

@@ -1,4 +1,4 @@
-"""Collects the facts about one machine: versions, cores, memory, GPUs, libraries, interfaces.
+"""Collects the facts about one machine: versions, cores, memory, GPUs, libraries.
 
 Runs on the driver and on executors. It only collects facts, and judges nothing. Every query has a deadline. A query
 that may hang or crash the process runs in a process of its own.
@@ -22,7 +22,6 @@ from typing import Any
 
 from sparkdl.cores import usable_cores
 from sparkdl.host_memory import host_memory
-from sparkdl.rendezvous.addresses import interface_addresses
 from sparkdl.rendezvous.hosts import FOLDER
 from sparkdl.versions import package_versions
 
@@ -122,8 +121,6 @@ class MachineFacts:
     mpi: tuple[bool, str]
     torchvision: tuple[bool, str] | None
     """Version of torchvision, if its C library can be loaded; None if torch or torchvision is not installed."""
-    interfaces: dict[str, list[str]]
-    """Addresses by name of the interface, without loopback."""
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> MachineFacts:
@@ -168,7 +165,6 @@ def look_around(*, timeout_s: float) -> MachineFacts:
             nccl=nccl.result(),
             mpi=mpi.result(),
             torchvision=torchvision.result() if torchvision else None,
-            interfaces=interface_addresses(),
         )
 
 

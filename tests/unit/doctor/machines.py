@@ -32,7 +32,6 @@ GOOD_MACHINE = MachineFacts(
     nccl=(False, "NCCL is not available"),
     mpi=(True, "MPICH 5.0"),
     torchvision=(True, "0.28.0"),
-    interfaces={"eth0": ["10.0.0.1"]},
 )
 
 

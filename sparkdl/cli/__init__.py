@@ -91,12 +91,28 @@ def _parser() -> argparse.ArgumentParser:
         title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
     for name, (module, options, run, text) in _COMMANDS.items():
-        commands.add_parser(name, help=text, module=module, options=options, run=run)
-    bench = commands.add_parser("bench", help="measure this machine against other libraries")
+        _add_command(commands, name, text, module=module, options=options, run=run)
+    bench = _add_command(commands, "bench", "measure this machine against other libraries, in one run")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
     for name, text in _BENCHMARKS.items():
-        benchmarks.add_parser(name, help=text, module=f"sparkdl.bench.{name}", options=_OPTIONS, run=_RUN)
+        _add_command(benchmarks, name, text, module=f"sparkdl.bench.{name}", options=_OPTIONS, run=_RUN)
     return parser
+
+
+def _add_command(commands: Any, name: str, text: str, **options: str | None) -> argparse.ArgumentParser:
+    description = f"{text[0].upper()}{text[1:]}."
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=description, formatter_class=_Paragraphs, **options
+    )
+    return parser
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Wraps each paragraph of a description by itself."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n\n".join(fill(paragraph, width, indent) for paragraph in text.split("\n\n"))
 
 
 class _CommandParser(argparse.ArgumentParser):

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checks import check_counts
 from sparkdl.cli.local_session import quiet_libraries, start_session
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import SparkdlError
@@ -31,11 +32,17 @@ SIDE = 8
 REQUIRED_ACCURACY = 0.97
 EXPERIMENT = "sparkdl demo"
 
+_DESCRIPTION = """\
+Starts Spark on this machine, trains a small network on handwritten digits, tracks the fit in MLflow, loads the logged
+model and scores with it. All files are written to one folder.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    parser.add_argument("--ranks", type=_count, default=2, help="how many ranks train (default: 2)")
-    parser.add_argument("--epochs", type=_count, default=20, help="passes over the data (default: 20)")
+    parser.description = _DESCRIPTION
+    parser.add_argument("--ranks", type=int, default=2, help="how many ranks train (default: 2)")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the data (default: 20)")
     parser.add_argument("--seed", type=int, default=7, help="of weights, order and dropout (default: 7)")
     parser.add_argument(
         "--folder", type=local_path, default=Path("demo"), help="where results go (default: ./demo)"
@@ -44,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, score, save, load the model from MLflow and score again; return 1 if an accuracy is too low, else 0."""
+    check_counts(least=1, **{"--ranks": options.ranks, "--epochs": options.epochs})
     _require_libraries()
     started = time.monotonic()
     folder = options.folder.resolve()
@@ -112,13 +120,6 @@ def _require_libraries() -> None:
     missing = [name for name in ("mlflow", "petastorm", "pyspark", "sklearn", "torch") if not find_spec(name)]
     if missing:
         raise SparkdlError(f"The demo needs {', '.join(missing)}; install sparkdl with its extra 'all'.")
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is too few; use 1 or more")
-    return number
 
 
 def _choose_tracking(folder: Path) -> str:

@@ -24,24 +24,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DESCRIPTION = """\
-Starts COMMAND once for each rank on this machine and prefixes its output with the number of the rank. Scripts for
-torchrun run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are set, and the ranks connect by
-torch.distributed.init_process_group(), also if a Trainer calls it, with the backend "sparkdl", which is the native
-core, or "gloo", which CPUs have without an argument. They also connect by sparkdl.torch.init_process_group(),
-hvd.init() and sparkdl.collective.current_communicator(). If no rank calls any of these, a warning says so at the end.
-A COMMAND that begins with a file *.py is run by the Python of this command. OMP_NUM_THREADS is set to --threads, or to
-each rank's share of the cores unless it is set already.
-When a rank fails, all are ended, and its exit status is that of this command.
+Starts COMMAND once for each rank on this machine, and prefixes its output with the number of the rank. A COMMAND that
+begins with a file *.py is run by the Python of this command. When a rank fails, all are ended, and its exit status is
+that of this command; it is 127 if COMMAND is not found.
 
-As one of several tasks of SLURM's srun, and without -n, this command is one rank: it sets the variables of torchrun
-from those of SLURM, and becomes COMMAND.
+Scripts for torchrun run unchanged: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and so on are set. Ranks connect by
+torch.distributed.init_process_group(), also if a Trainer calls it, with the backend "sparkdl", which is the native
+core, or "gloo", which CPUs have without an argument; and by sparkdl.torch.init_process_group(), hvd.init() and
+sparkdl.collective.current_communicator(). If no rank calls any of these, a warning says so at the end.
+
+OMP_NUM_THREADS is set to --threads, or to each rank's share of the cores unless it is set already.
 
 With --min or --max the run is elastic: it continues without ranks that are lost, as long as --min are left, and starts
 others in their place. COMMAND is then a Python script. A script that has a sparkdl.runner.TrainingState, or whose
 training is decorated with hvd.elastic.run, continues with its last commit on the ranks that are left; any other script
-begins anew on all ranks. The command prints how other terminals and machines add ranks by --join, up to --max. They
-come after a commit, and leave after one when their `sparkdl run --join` gets Ctrl-C or SIGTERM. Only this machine can
-add ranks unless SPARKDL_LISTEN says where others reach it: addresses, networks or interfaces, or all.
+begins anew on all ranks.
+
+An elastic run prints how other terminals and machines add ranks by --join, up to --max. They come after a commit, and
+leave after one when their `sparkdl run --join` gets Ctrl-C or SIGTERM. Only this machine can add ranks unless
+SPARKDL_LISTEN says where others reach it: addresses, networks or interfaces, or all.
+
+As one of several tasks of SLURM's srun, and without -n, this command is one rank: it sets the variables of torchrun
+from those of SLURM, and becomes COMMAND.
 """
 
 _UNCONNECTED = (
@@ -122,11 +126,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the ranks and return the exit status.
 
-    It is 0, or the status of the failed rank: 128 plus the number of the signal if a signal ended the rank.
+    It is 0, or the status of the failed rank: 128 plus the number of the signal if a signal ended the rank; 127 or 126
+    if the program does not exist or may not be run.
 
     Raises:
         ParamError: if an option has a value that cannot work.
-        LaunchError: if the program does not exist.
+        LaunchError: if the ranks cannot be started for another reason.
         RankError: if code on a rank of an elastic run raises.
     """
     # SIGTERM also ends the ranks by SIGTERM.
@@ -136,6 +141,11 @@ def run(options: argparse.Namespace) -> int:
         if options.join is not None or options.least is not None or options.most is not None:
             return _run_elastically(options)
         return _run_together(options)
+    except LaunchError as error:
+        if not isinstance(error.__cause__, (FileNotFoundError, PermissionError)):
+            raise
+        print(f"sparkdl: {error}", file=sys.stderr)
+        return 127 if isinstance(error.__cause__, FileNotFoundError) else 126  # as shells do
     except BrokenPipeError:
         # Otherwise the interpreter would report an error when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -65,12 +65,12 @@ def run(options: argparse.Namespace) -> int:
         )
         return 1
     if options.once:
-        console.print(as_tables(snapshots))
+        console.print(as_tables(snapshots, console.width))
         return 0
-    with Live(as_tables(snapshots), console=console, auto_refresh=False) as live:
+    with Live(as_tables(snapshots, console.width), console=console, auto_refresh=False) as live:
         while latest := running_snapshots(options.pid):
             snapshots = latest
-            live.update(as_tables(snapshots), refresh=True)
+            live.update(as_tables(snapshots, console.width), refresh=True)
             time.sleep(options.seconds)
     console.print(f"{', '.join(snapshot.name for snapshot in snapshots)} ended.")
     return 0
@@ -89,8 +89,11 @@ def running_snapshots(pid: int | None = None) -> list[Snapshot]:
     return sorted(snapshots, key=lambda snapshot: snapshot.began_at)
 
 
-def as_tables(snapshots: Sequence[Snapshot]) -> RenderableType:
-    """Return a title and a table of ranks for each snapshot, for rich."""
+def as_tables(snapshots: Sequence[Snapshot], width: int) -> RenderableType:
+    """Return a title and a table of ranks for each snapshot, for rich.
+
+    Where a table is wider than ``width`` characters, columns of :data:`_LEFT_OUT_FIRST` are left out.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -99,19 +102,18 @@ def as_tables(snapshots: Sequence[Snapshot]) -> RenderableType:
     for snapshot in snapshots:
         parts += [Text(), *map(Text, title_of(snapshot))]
         ranks = list(snapshot.ranks.values())
-        columns = [
-            (header, cell)
-            for header, cell in _COLUMNS
-            if any(cell(figures) for figures in ranks) or not ranks
-        ]
-        table = Table("rank", *(header for header, _ in columns), box=None, pad_edge=False)
+        cells = {header: [cell(figures) for figures in ranks] for header, cell in _COLUMNS}
+        widths = {header: max(map(len, [header, *column])) for header, column in cells.items() if any(column)}
+        for header in _LEFT_OUT_FIRST:
+            if len("rank") + sum(_BETWEEN + length for length in widths.values()) > width:
+                widths.pop(header, None)
+        table = Table("rank", *widths, box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0))
         for column in table.columns:
             column.justify = "left" if column.header == "host" else "right"
-        for rank, figures in snapshot.ranks.items():
+        for number, (rank, figures) in enumerate(snapshot.ranks.items()):
             is_slow = figures.slowness is not None and figures.slowness >= _SLOW
-            table.add_row(
-                str(rank), *(cell(figures) for _, cell in columns), style="yellow" if is_slow else None
-            )
+            row = [cells[header][number] for header in widths]
+            table.add_row(str(rank), *row, style="yellow" if is_slow else None)
         parts.append(table if ranks else Text("The ranks have not sent a sample yet."))
     return Group(*parts)
 
@@ -167,9 +169,9 @@ _COLUMNS: tuple[tuple[str, Callable[[RankFigures], str]], ...] = (
     ("tokens/s", lambda figures: f"{figures.tokens_per_s:,.0f}" if figures.tokens_per_s else ""),
     ("FLOP/s", lambda figures: _si(figures.flops_per_s) if figures.flops_per_s else ""),
     ("MFU", lambda figures: _share(figures.utilization)),
-    ("computing", lambda figures: _share(figures.computing)),
-    ("communicating", lambda figures: _share(figures.communicating)),
-    ("reading", lambda figures: _share(figures.reading)),
+    ("compute", lambda figures: _share(figures.computing)),
+    ("communicate", lambda figures: _share(figures.communicating)),
+    ("read", lambda figures: _share(figures.reading)),
     ("slowness", lambda figures: "" if figures.slowness is None else f"{figures.slowness:.2f}x"),
     ("bus B/s", lambda figures: _si(figures.bandwidth) if figures.bandwidth else ""),
     ("cores", lambda figures: f"{figures.processor_cores:.2f}"),
@@ -178,3 +180,6 @@ _COLUMNS: tuple[tuple[str, Callable[[RankFigures], str]], ...] = (
     ("GPU memory", lambda figures: _size(figures.gpu_memory_bytes)),
 )
 """Headers and cells of the table; a column without a value is left out."""
+
+_LEFT_OUT_FIRST = ("FLOP/s", "cores", "bus B/s", "memory", "GPU memory", "tokens/s", "GPU", "MFU")
+_BETWEEN = 2

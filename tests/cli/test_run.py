@@ -298,7 +298,7 @@ def test_ranks_share_the_cores_unless_omp_num_threads_is_set(tmp_path: Path) -> 
             2,
             "sparkdl: --timeout must be a positive number of seconds, at most 2000000; got nan",
         ),
-        (("no-such-program",), 1, "sparkdl: no-such-program cannot be started: No such file or directory"),
+        (("no-such-program",), 127, "sparkdl: no-such-program cannot be started: No such file or directory"),
     ],
 )
 def test_invalid_command_is_reported_in_one_line(

@@ -57,13 +57,13 @@ def test_a_fit_is_shown_with_its_progress_and_its_ranks(
     assert "GPU" not in header
     values = dict(zip(header, second[: len(header)], strict=False))
     assert (values["rank"], values["host"], values["rows/s"], values["MFU"]) == ("1", "host-1", "20", "20%")
-    assert (values["computing"], values["communicating"], values["reading"]) == ("75%", "0%", "25%")
+    assert (values["compute"], values["communicate"], values["read"]) == ("75%", "0%", "25%")
     assert (first[0], values["slowness"]) == ("0", "3.00x")
 
 
 def test_slow_ranks_are_shown_in_colour() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=160)
-    console.print(as_tables([SNAPSHOT]))
+    console.print(as_tables([SNAPSHOT], 160))
     *_, first, second = console.file.getvalue().rstrip().splitlines()  # type: ignore[attr-defined]
     assert "\x1b[33m" not in first
     assert "\x1b[33m" in second
@@ -72,11 +72,20 @@ def test_slow_ranks_are_shown_in_colour() -> None:
 def test_columns_of_tokens_and_gpus_come_with_their_values() -> None:
     console = Console(file=io.StringIO(), width=200)
     ranks = figures_of({0: sample(0, tokens=2000, gpu_load=0.5, gpu_memory_bytes=7e9)})
-    console.print(as_tables([replace(SNAPSHOT, ranks=ranks)]))
+    console.print(as_tables([replace(SNAPSHOT, ranks=ranks)], 200))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "1,000 tokens/s" in text
     assert "GPU memory" in text
     assert "7 GB" in text
+
+
+@pytest.mark.parametrize("more", [{}, {"tokens": 2000, "gpu_load": 0.5, "gpu_memory_bytes": 7e9}])
+def test_tables_fit_into_a_narrow_terminal(more: dict[str, float]) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(as_tables([replace(SNAPSHOT, ranks=figures_of({0: sample(0, **more)}))], 80))
+    header, _ = console.file.getvalue().splitlines()[-2:]  # type: ignore[attr-defined]
+    assert len(header) <= 80
+    assert {"rank", "host", "rows/s", "compute", "communicate", "read"} <= set(header.split())
 
 
 def test_it_shows_new_figures_and_ends_with_the_fit(

@@ -286,20 +286,11 @@ def _list_process_sets(process_sets: Any) -> list[ProcessSet]:
     Raises:
         ParamError: if it is neither process sets nor ``"dynamic"``.
     """
-    if process_sets is None:
+    if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return []
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ParamError(
-                f"process_sets={process_sets!r} names no process sets; give a list of hvd.ProcessSet, or 'dynamic'."
-            )
-        return []
-    if not isinstance(process_sets, Iterable) or isinstance(process_sets, Mapping):
-        raise ParamError(
-            f"process_sets is a {type(process_sets).__name__}; give a list of hvd.ProcessSet, or 'dynamic'."
-        )
-    listed = list(process_sets)
-    for number, entry in enumerate(listed):
+    if isinstance(process_sets, (str, Mapping)) or not isinstance(process_sets, Iterable):
+        process_sets = [process_sets]
+    for number, entry in enumerate(listed := list(process_sets)):
         if not isinstance(entry, ProcessSet):
             raise ParamError(
                 f"process_sets entry number {number} is a {type(entry).__name__} instead of a hvd.ProcessSet: {entry}"

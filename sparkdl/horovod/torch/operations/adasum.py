@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -41,11 +39,6 @@ class AdasumRequest(ReductionRequest):
     """
 
     kind = Kind.ADASUM
-    _given: np.ndarray[Any, Any]
-
-    def match(self, communicator: Communicator) -> None:
-        """Gather a one from every rank; ranks that have joined contribute a zero."""
-        self._given = self._gather(communicator, ())
 
     def complete(self, communicator: Communicator) -> None:
         """Combine the tensors."""

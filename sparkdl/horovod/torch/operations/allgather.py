@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -36,31 +35,30 @@ class AllgatherRequest(TensorsRequest):
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor], *, is_group: bool) -> None:
         super().__init__(describe(Kind.ALLGATHER, name, tensors), tensors, is_group=is_group)
-        self._rows = np.zeros((0, 0), np.int64)
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the numbers of rows from every rank; ranks that have joined contribute zeros."""
         num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in self._tensors]
-        self._rows = self._gather(communicator, num_rows)
+        self._gather(communicator, num_rows)
 
     def complete(self, communicator: Communicator) -> None:
         """Gather the rows."""
-        refuse_ranks_that_joined(Kind.ALLGATHER, self._rows)
+        refuse_ranks_that_joined(Kind.ALLGATHER, self._given)
         refuse_scalars("ALLGATHER", self._tensors)
-        if (road := self._road(communicator, self._rows)) is not None:
-            rows = self._rows[:, 1:].T.tolist()
+        if (road := self._road(communicator)) is not None:
+            rows = self._given[:, 1:].T.tolist()
             self._outputs, self._arrival = road.allgather(self._tensors, rows, self._stream_point.follow)
             return
         self._stream_point.wait()
         gathered = [
             torch.empty((int(rows.sum()), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
-            for tensor, rows in zip(self._tensors, self._rows[:, 1:].T, strict=True)
+            for tensor, rows in zip(self._tensors, self._given[:, 1:].T, strict=True)
         ]
         some = [position for position, joined in enumerate(gathered) if joined.numel()]
         arrays = [as_bytes(as_buffer(self._tensors[position])) for position in some]
         outs = [as_bytes(gathered[position]) for position in some]
         counts = [
-            (self._rows[:, 1 + position] * bytes_per_row(self._tensors[position])).tolist()
+            (self._given[:, 1 + position] * bytes_per_row(self._tensors[position])).tolist()
             for position in some
         ]
         if len(some) == 1:
@@ -90,11 +88,9 @@ def allgather(
     Raises:
         HorovodInternalError: on all ranks, if the tensors do not fit together, or a rank has joined.
     """
-    if tensor.requires_grad and torch.is_grad_enabled():
-        (gathered,) = _Allgather.apply(name, process_set, False, tensor)
-    else:
-        gathered = run_now(*_request([tensor], name, process_set))
-    return gathered  # type: ignore[no-any-return]
+    gathered: torch.Tensor
+    (gathered,) = _run([tensor], name, process_set, is_group=False)
+    return gathered
 
 
 def allgather_async(
@@ -108,11 +104,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """:func:`allgather` of several tensors as one operation."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        gathered = _Allgather.apply(name, process_set, True, *tensors)
-    else:
-        gathered = run_now(*_request(tensors, name, process_set, is_group=True))
-    return gathered  # type: ignore[no-any-return]
+    return _run(tensors, name, process_set, is_group=True)
 
 
 def grouped_allgather_async(
@@ -122,6 +114,18 @@ def grouped_allgather_async(
     return run_later(*_request(tensors, name, process_set, is_group=True))
 
 
+def _run(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, is_group: bool
+) -> tuple[torch.Tensor, ...]:
+    """Gather, with gradients if they are enabled and a tensor needs them; return all outputs."""
+    gathered: Any
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        gathered = _Allgather.apply(name, process_set, is_group, *tensors)
+    else:
+        gathered = run_now(*_request(tensors, name, process_set, is_group=is_group))
+    return gathered if isinstance(gathered, tuple) else (gathered,)
+
+
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -129,8 +133,7 @@ class _Allgather(torch.autograd.Function):
     ) -> Any:
         ctx.num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
         ctx.process_set = process_set
-        gathered = run_now(*_request(tensors, name, process_set, is_group=is_group))
-        return gathered if is_group else (gathered,)
+        return _run(tensors, name, process_set, is_group=is_group)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

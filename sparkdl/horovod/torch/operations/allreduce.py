@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -47,7 +46,6 @@ class AllreduceRequest(ReductionRequest):
     _buffers: Sequence[torch.Tensor] = ()
     _following: Sequence[AllreduceRequest] = ()
     fused: Sequence[AllreduceRequest] = ()
-    _given: np.ndarray[Any, Any]
 
     @property
     def _takes_road(self) -> bool:
@@ -76,7 +74,7 @@ class AllreduceRequest(ReductionRequest):
             return
         digests = [request.description.digest for request in self._following]
         digests += [0] * (_MOST_FUSED - len(digests))
-        self._given = self._gather(communicator, digests)
+        self._gather(communicator, digests)
         is_common = (self._given[:, 1:] == self._given[:1, 1:]).all(axis=0)
         self.fused = [
             request
@@ -100,7 +98,7 @@ class AllreduceRequest(ReductionRequest):
     def complete(self, communicator: Communicator) -> None:
         """Reduce what ``match`` has not, and fill the outputs that could not be reduced in place."""
         if self._takes_road:
-            road = self._road(communicator, self._given)
+            road = self._road(communicator)
             if road is not None:
                 self._run_together(road)
                 return
@@ -180,10 +178,7 @@ def allreduce(
     """
     compressed, ctx = compression.compress(tensor)
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    if compressed.requires_grad and torch.is_grad_enabled():
-        (reduced,) = _Allreduce.apply(name, options, False, compressed)
-    else:
-        reduced = run_now(*_request([compressed], [new_output(compressed)], name, *options))
+    (reduced,) = _run([compressed], name, options, is_group=False)
     return compression.decompress(reduced, ctx)
 
 
@@ -258,11 +253,7 @@ def grouped_allreduce(
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in compressed]
     options = (choose(op, average), prescale_factor, postscale_factor, process_set)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sent):
-        reduced = _Allreduce.apply(name, options, True, *sent)
-    else:
-        outputs = [new_output(tensor) for tensor in sent]
-        reduced = run_now(*_request(sent, outputs, name, *options, is_group=True))
+    reduced = _run(sent, name, options, is_group=True)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
@@ -310,15 +301,24 @@ def grouped_allreduce_async_(
     return run_later(*_request(tensors, tensors, name, *options, is_group=True))
 
 
+def _run(
+    tensors: Sequence[torch.Tensor], name: str | None, options: tuple[Any, ...], *, is_group: bool
+) -> Any:
+    """Reduce into new tensors, with gradients if they are enabled and a tensor needs them; return all of them."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _Allreduce.apply(name, options, is_group, *tensors)
+    outputs = [new_output(tensor) for tensor in tensors]
+    reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
+    return reduced if is_group else (reduced,)
+
+
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
     ) -> Any:
         ctx.options = options
-        outputs = [new_output(tensor) for tensor in tensors]
-        reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
-        return reduced if is_group else (reduced,)
+        return _run(tensors, name, options, is_group=is_group)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -13,7 +12,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind, Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.operations.preparation import (
-    DeviceRequest,
+    TensorsRequest,
     as_buffer,
     as_bytes,
     bytes_per_row,
@@ -26,7 +25,7 @@ from sparkdl.horovod.torch.operations.preparation import (
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
-class AlltoallRequest(DeviceRequest[tuple[torch.Tensor, torch.Tensor]]):
+class AlltoallRequest(TensorsRequest):
     """Exchanges rows into a new tensor. The ranks first exchange how many rows they send to each rank."""
 
     def __init__(
@@ -40,46 +39,36 @@ class AlltoallRequest(DeviceRequest[tuple[torch.Tensor, torch.Tensor]]):
             splits: number of rows to send to each rank.
             received_on: device of the tensor with the numbers of received rows.
         """
-        super().__init__(describe(Kind.ALLTOALL, name, [tensor]), [tensor])
-        self._tensor = tensor
+        super().__init__(describe(Kind.ALLTOALL, name, [tensor]), [tensor], is_group=True)
         self._splits = list(splits)
         self._received_on = received_on
-        self._splits_of_ranks = np.zeros((0, 0), np.int64)
-        self._received: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def match(self, communicator: Communicator) -> None:
         """Gather a one and the splits from every rank; ranks that have joined contribute zeros."""
-        self._splits_of_ranks = self._gather(communicator, self._splits)
+        self._gather(communicator, self._splits)
 
     def complete(self, communicator: Communicator) -> None:
         """Exchange the rows."""
-        refuse_ranks_that_joined(Kind.ALLTOALL, self._splits_of_ranks)
-        refuse_scalars("ALLTOALL", [self._tensor])
-        received = self._splits_of_ranks[:, 1 + communicator.rank].tolist()
-        if (road := self._road(communicator, self._splits_of_ranks)) is not None:
-            output, self._arrival = road.alltoall(
-                self._tensor, self._splits, received, self._stream_point.follow
+        (tensor,) = self._tensors
+        refuse_ranks_that_joined(Kind.ALLTOALL, self._given)
+        refuse_scalars("ALLTOALL", [tensor])
+        received = self._given[:, 1 + communicator.rank].tolist()
+        if (road := self._road(communicator)) is not None:
+            output, self._arrival = road.alltoall(tensor, self._splits, received, self._stream_point.follow)
+        else:
+            self._stream_point.wait()
+            buffer = torch.empty((sum(received), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
+            width = bytes_per_row(tensor)
+            communicator.alltoall(
+                as_bytes(as_buffer(tensor[: sum(self._splits)])),
+                as_bytes(buffer),
+                send_counts=[count * width for count in self._splits],
+                receive_counts=[count * width for count in received],
+                name=self.label,
             )
-            self._received = (output, torch.tensor(received, dtype=torch.int32, device=self._received_on))
-            return
-        self._stream_point.wait()
-        output = torch.empty((sum(received), *self._tensor.shape[1:]), dtype=self._tensor.dtype, device="cpu")
-        width = bytes_per_row(self._tensor)
-        communicator.alltoall(
-            as_bytes(as_buffer(self._tensor[: sum(self._splits)])),
-            as_bytes(output),
-            send_counts=[count * width for count in self._splits],
-            receive_counts=[count * width for count in received],
-            name=self.label,
-        )
-        counts = torch.tensor(received, dtype=torch.int32, device=self._received_on)
-        self._received = (output.to(self._tensor.device), counts)
-
-    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The received rows, and how many came from each rank (int32)."""
-        assert self._received is not None
-        self._join()
-        return self._received
+            output = buffer.to(tensor.device)
+        # How many rows came from each rank.
+        self._outputs = [output, torch.tensor(received, dtype=torch.int32, device=self._received_on)]
 
 
 Splits = torch.Tensor | Sequence[int] | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -15,7 +14,7 @@ from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Average
 from sparkdl.horovod.torch.operations.allreduce import allreduce
 from sparkdl.horovod.torch.operations.preparation import (
-    DeviceRequest,
+    TensorsRequest,
     as_buffer,
     as_bytes,
     check_outputs,
@@ -29,52 +28,39 @@ from sparkdl.horovod.torch.operations.preparation import (
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
 
-class BroadcastRequest(DeviceRequest[torch.Tensor]):
+class BroadcastRequest(TensorsRequest):
     """Fills an output, which may be the tensor itself, with the root's tensor."""
 
-    def __init__(
-        self, name: str, tensor: torch.Tensor, output: torch.Tensor, *, root: int, root_rank: int
-    ) -> None:
-        super().__init__(describe(Kind.BROADCAST, name, [tensor], root=root, root_rank=root_rank), [tensor])
-        self._tensor = tensor
-        self._output = output
-        self._buffer: torch.Tensor | None = None
-        self._given = np.zeros((0, 0), np.int64)
+    _buffer: torch.Tensor | None = None
 
     def match(self, communicator: Communicator) -> None:
         """Broadcast the tensor; if it is on a device, gather a one from every rank."""
         if self._device is not None:
-            self._given = self._gather(communicator, ())
+            self._gather(communicator, ())
         else:
             self._broadcast(communicator)
 
     def _broadcast(self, communicator: Communicator) -> None:
+        root = self.description.root
         if self._buffer is None:
             self._stream_point.wait()
-            if self._output is not self._tensor and communicator.rank == self.description.root:
-                self._output.detach().copy_(self._tensor.detach())
-            self._buffer = as_buffer(self._output)
-        communicator.broadcast(as_bytes(self._buffer), root=self.description.root, name=self.label)
+            if self._outputs[0] is not self._tensors[0] and communicator.rank == root:
+                self._outputs[0].detach().copy_(self._tensors[0].detach())
+            self._buffer = as_buffer(self._outputs[0])
+        communicator.broadcast(as_bytes(self._buffer), root=root, name=self.label)
 
     def complete(self, communicator: Communicator) -> None:
         """Broadcast a tensor on a device; fill an output that could not be written to in place."""
         if self._device is not None:
             refuse_ranks_that_joined(Kind.BROADCAST, self._given)
-            road = self._road(communicator, self._given)
-            if road is not None:
-                root = self.description.root
-                follow = self._stream_point.follow
-                self._arrival = road.broadcast(self._tensor, self._output, root, follow)
+            if (road := self._road(communicator)) is not None:
+                root, follow = self.description.root, self._stream_point.follow
+                self._arrival = road.broadcast(self._tensors[0], self._outputs[0], root, follow)
                 return
             self._broadcast(communicator)
         if self._buffer is not None:
-            copy_back(self._buffer, self._output)
+            copy_back(self._buffer, self._outputs[0])
             self._buffer = None
-
-    def result(self) -> torch.Tensor:
-        """The output."""
-        self._join()
-        return self._output
 
 
 def broadcast(
@@ -164,4 +150,5 @@ def _request(
         raise ValueError(f"broadcast received invalid root rank {root_rank} for provided process set")
     root = members.index(root_rank)
     full_name = name_of(engine, "Broadcast", name)
-    return engine, BroadcastRequest(full_name, tensor, output, root=root, root_rank=root_rank)
+    description = describe(Kind.BROADCAST, full_name, [tensor], root=root, root_rank=root_rank)
+    return engine, BroadcastRequest(description, [tensor], [output])

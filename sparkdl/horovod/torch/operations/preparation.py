@@ -7,6 +7,7 @@ description of a request is made from its tensors, and cached, as the same tenso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.engine.request import Description, Kind, Request, Result, refuse_join
+from sparkdl.horovod.torch.engine.request import Description, Kind, Request, refuse_join
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
 from sparkdl.horovod.torch.names import name_of as reduction_name
 from sparkdl.horovod.torch.operations import device_road
@@ -48,48 +49,10 @@ class StreamPoint:
             event.synchronize()
 
 
-class DeviceRequest(Request[Result]):
-    """A request whose tensors take the road of their device, if that can carry it out; else the communicator's.
-
-    Args:
-        description: description that the ranks must agree on.
-        tensors: tensors to read.
-    """
-
-    def __init__(self, description: Description, tensors: Sequence[torch.Tensor]) -> None:
-        super().__init__(description)
-        self._stream_point = StreamPoint(tensors)
-        self._arrival: device_road.StreamMark | None = None
-        self._device = tensors[0].device if description.device else None
-
-    def _road(self, communicator: Communicator, given: np.ndarray[Any, Any]) -> device_road.DeviceRoad | None:
-        """The road for this request, the same on all ranks; None for host memory.
-
-        Args:
-            communicator: communicator of the process set.
-            given: what :func:`gather_numbers` returned; with a rank that has joined there is no road.
-        """
-        if self._device is None or not (given[:, 0] == _ON_ROAD).all():
-            return None
-        return device_road.roads.of(communicator, self._device)
-
-    def _gather(self, communicator: Communicator, numbers: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Gather numbers as :func:`gather_numbers`, and whether the tensors are on the GPU of the road."""
-        is_elsewhere = self._device is None or device_road.roads.is_elsewhere(communicator, self._device)
-        return gather_numbers(communicator, numbers, self.label, _ELSEWHERE if is_elsewhere else _ON_ROAD)
-
-    def is_complete(self) -> bool:
-        """Whether the request has run, and its outputs are complete on the device."""
-        return self.done and (self._arrival is None or self._arrival.has_come())
-
-    def _join(self) -> None:
-        """Make the caller's stream wait for the outputs."""
-        if self._arrival is not None:
-            self._arrival.join()
-
-
-class TensorsRequest(DeviceRequest[Any]):
+class TensorsRequest(Request[Any]):
     """A request for one tensor, or for a group of tensors as one operation.
+
+    The tensors take the road of their device, if that can carry the request out; else they go through host memory.
 
     Args:
         description: description that the ranks must agree on.
@@ -98,22 +61,49 @@ class TensorsRequest(DeviceRequest[Any]):
         is_group: whether the result is a tuple of tensors, rather than one tensor.
     """
 
+    _given: np.ndarray[Any, Any]
+    """What the ranks have gathered: see :func:`gather_numbers`."""
+
     def __init__(
         self,
         description: Description,
         tensors: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor] = (),
         *,
-        is_group: bool,
+        is_group: bool = False,
     ) -> None:
-        super().__init__(description, tensors)
+        super().__init__(description)
         self._tensors = tensors
         self._outputs = list(outputs)
         self._is_group = is_group
+        self._stream_point = StreamPoint(tensors)
+        self._arrival: device_road.StreamMark | None = None
+        self._device = tensors[0].device if description.device else None
+
+    def match(self, communicator: Communicator) -> None:
+        """Gather a one from every rank; ranks that have joined contribute a zero."""
+        self._gather(communicator, ())
+
+    def _gather(self, communicator: Communicator, numbers: Sequence[int]) -> None:
+        """Gather numbers as :func:`gather_numbers`, and whether the tensors are on the GPU of the road."""
+        is_elsewhere = self._device is None or device_road.roads.is_elsewhere(communicator, self._device)
+        place = _ELSEWHERE if is_elsewhere else _ON_ROAD
+        self._given = gather_numbers(communicator, numbers, self.label, place)
+
+    def _road(self, communicator: Communicator) -> device_road.DeviceRoad | None:
+        """The road for this request, the same on all ranks; None for host memory, also if a rank has joined."""
+        if self._device is None or not (self._given[:, 0] == _ON_ROAD).all():
+            return None
+        return device_road.roads.of(communicator, self._device)
+
+    def is_complete(self) -> bool:
+        """Whether the request has run, and its outputs are complete on the device."""
+        return self.done and (self._arrival is None or self._arrival.has_come())
 
     def result(self) -> Any:
-        """The output, or the tuple of all outputs."""
-        self._join()
+        """The output, or the tuple of all outputs; the caller's stream waits for them."""
+        if self._arrival is not None:
+            self._arrival.join()
         return tuple(self._outputs) if self._is_group else self._outputs[0]
 
 
@@ -183,10 +173,7 @@ def as_bytes(buffer: torch.Tensor) -> Any:
 
 def bytes_per_row(tensor: torch.Tensor) -> int:
     """Bytes of one entry along the first dimension."""
-    num_elements = 1
-    for extent in tensor.shape[1:]:
-        num_elements *= extent
-    return num_elements * tensor.element_size()
+    return math.prod(tensor.shape[1:]) * tensor.element_size()
 
 
 def refuse_scalars(kind: str, tensors: Sequence[torch.Tensor]) -> None:

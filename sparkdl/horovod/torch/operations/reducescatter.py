@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sparkdl.collective import Communicator
@@ -32,23 +31,18 @@ from sparkdl.torch.buffers import export
 
 
 class ReducescatterRequest(ReductionRequest):
-    """Reduces tensors into new ones with this rank's rows. The ranks first check that none has joined."""
+    """Reduces tensors into new ones with this rank's rows. The ranks first check that none has joined.
+
+    Without this check the communicator would reduce the zeros of ranks that have joined.
+    """
 
     kind = Kind.REDUCESCATTER
-    _given: np.ndarray[Any, Any]
-
-    def match(self, communicator: Communicator) -> None:
-        """Gather a one from every rank; ranks that have joined contribute a zero.
-
-        Without this check the communicator would reduce the zeros of ranks that have joined.
-        """
-        self._given = self._gather(communicator, ())
 
     def complete(self, communicator: Communicator) -> None:
         """Reduce the tensors."""
         refuse_ranks_that_joined(Kind.REDUCESCATTER, self._given)
         rows = [split_rows(tensor.shape[0], communicator.world_size) for tensor in self._tensors]
-        road = self._road(communicator, self._given) if device_road.can_reduce(self.description) else None
+        road = self._road(communicator) if device_road.can_reduce(self.description) else None
         if road is not None:
             follow = self._stream_point.follow
             self._outputs, self._arrival = road.reducescatter(self._tensors, rows, self.description, follow)
@@ -113,10 +107,7 @@ def reducescatter(
     """
     compressed, ctx = compression.compress(tensor)
     options = (op, process_set, prescale_factor, postscale_factor)
-    if compressed.requires_grad and torch.is_grad_enabled():
-        (reduced,) = _Reducescatter.apply(name, options, False, compressed)
-    else:
-        reduced = run_now(*_request([compressed], name, *options))
+    (reduced,) = _run([compressed], name, options, is_group=False)
     return compression.decompress(reduced, ctx)
 
 
@@ -144,11 +135,7 @@ def grouped_reducescatter(
     """:func:`reducescatter` of several tensors as one operation."""
     compressed = [compression.compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in compressed]
-    options = (op, process_set, prescale_factor, postscale_factor)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in sent):
-        reduced = _Reducescatter.apply(name, options, True, *sent)
-    else:
-        reduced = run_now(*_request(sent, name, *options, is_group=True))
+    reduced = _run(sent, name, (op, process_set, prescale_factor, postscale_factor), is_group=True)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
 
 
@@ -165,14 +152,23 @@ def grouped_reducescatter_async(
     return run_later(*_request(tensors, name, *options, is_group=True))
 
 
+def _run(
+    tensors: Sequence[torch.Tensor], name: str | None, options: tuple[Any, ...], *, is_group: bool
+) -> Any:
+    """Run the operation, with gradients if they are enabled and a tensor needs them; return all its outputs."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _Reducescatter.apply(name, options, is_group, *tensors)
+    reduced = run_now(*_request(tensors, name, *options, is_group=is_group))
+    return reduced if is_group else (reduced,)
+
+
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
     ) -> Any:
         ctx.options = options
-        reduced = run_now(*_request(tensors, name, *options, is_group=is_group))
-        return reduced if is_group else (reduced,)
+        return _run(tensors, name, options, is_group=is_group)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

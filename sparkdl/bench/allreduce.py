@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparkdl.bench.contest import MAX_OPERATIONS, Case, Contest, Measurements, hold, rows_of
+from sparkdl.bench.contest import MAX_OPERATIONS, Case, Measurements, hold, rows_of
 from sparkdl.bench.libraries import names_of, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import (
@@ -145,14 +145,14 @@ def run(arguments: argparse.Namespace) -> int:
     check_common_arguments(arguments, ranks=2, buffers=1)
     cases = make_cases(arguments.sizes, arguments.queued, arguments.buffers)
     contenders, missing = choose_contenders(arguments.against)
-    contest = Contest(
-        benchmark="allreduce",
+    measured = hold(
+        "allreduce",
         world_size=arguments.ranks,
         libraries={"copy": "native"} | contenders,
         cases=cases,
         seconds=arguments.seconds,
     )
-    rows = make_rows(cases, hold(contest), arguments.ranks)
+    rows = make_rows(cases, measured, arguments.ranks)
     show("allreduce", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing, plot=plot_bandwidth)
     return 0
 

@@ -48,31 +48,6 @@ class Case:
     max_operations: int = MAX_OPERATIONS
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contest:
-    """The contenders, the cases and the duration of a measurement.
-
-    Attributes:
-        benchmark: a key of :data:`sparkdl.bench.contenders.rank.TRIALS`.
-        world_size: number of ranks of every contender.
-        libraries: library that the ranks of each contender open, by contender.
-        cases: the cases, in the order in which they are measured.
-        seconds: about how long to measure each contender at each case.
-        num_rounds: number of turns that each contender has at each case.
-        min_repetitions: minimal number of repetitions in each turn, however long they take.
-        hosts: the host of each rank; empty for ranks on this machine.
-    """
-
-    benchmark: str
-    world_size: int
-    libraries: Mapping[str, str]
-    cases: Sequence[Case]
-    seconds: float
-    num_rounds: int = 5
-    min_repetitions: int = 2
-    hosts: Sequence[Namespace] = ()
-
-
 @dataclass(kw_only=True)
 class Measurements:
     """The measurements of one contender at one case.
@@ -156,51 +131,66 @@ def _processor_s() -> float:
     return sum(ticks.get(process, 0) for process in tree) / os.sysconf("SC_CLK_TCK")
 
 
-def hold(contest: Contest) -> dict[str, dict[str, Measurements]]:
+def hold(
+    benchmark: str,
+    *,
+    world_size: int,
+    libraries: Mapping[str, str],
+    cases: Sequence[Case],
+    seconds: float,
+    num_rounds: int = 5,
+    min_repetitions: int = 2,
+    hosts: Sequence[Namespace] = (),
+) -> dict[str, dict[str, Measurements]]:
     """Measure all contenders, and return the measurements by name of the case and contender.
+
+    Args:
+        benchmark: a key of :data:`sparkdl.bench.contenders.rank.TRIALS`.
+        world_size: number of ranks of every contender.
+        libraries: library that the ranks of each contender open, by contender.
+        cases: the cases, in the order in which they are measured.
+        seconds: about how long to measure each contender at each case.
+        num_rounds: number of turns that each contender has at each case.
+        min_repetitions: minimal number of repetitions in each turn, however long they take.
+        hosts: the host of each rank; empty for ranks on this machine.
 
     Raises:
         RankError: if a contender failed; it holds what its rank wrote to standard error.
         CommunicatorTimeoutError: if a contender does not answer.
     """
+
+    def take_turn(
+        settings: Mapping[str, Any], contender: str, repetitions: int, operations: int
+    ) -> list[Answer]:
+        turn = {
+            "benchmark": benchmark,
+            "contender": contender,
+            "case": dict(settings),
+            "repetitions": repetitions,
+            "operations": operations,
+        }
+        return groups[libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
+
     with ExitStack() as stack:
-        announce(f"starting {contest.world_size} ranks each of {', '.join(contest.libraries)}")
+        announce(f"starting {world_size} ranks each of {', '.join(libraries)}")
         groups = {
-            library: stack.enter_context(RankGroup(library, contest.world_size, hosts=contest.hosts))
-            for library in dict.fromkeys(contest.libraries.values())
+            library: stack.enter_context(RankGroup(library, world_size, hosts=hosts))
+            for library in dict.fromkeys(libraries.values())
         }
         for group in groups.values():
             group.wait_until_ready()
         measured = {}
-        for case in contest.cases:
+        for case in cases:
             announce(f"measuring {case.name}")
             measured[case.name] = measure_in_turn(
-                list(contest.libraries),
-                partial(_take_turn, contest, case, groups),
-                seconds=contest.seconds,
-                num_rounds=contest.num_rounds,
-                min_repetitions=contest.min_repetitions,
+                list(libraries),
+                partial(take_turn, case.settings),
+                seconds=seconds,
+                num_rounds=num_rounds,
+                min_repetitions=min_repetitions,
                 max_operations=case.max_operations,
             )
     return measured
-
-
-def _take_turn(
-    contest: Contest,
-    case: Case,
-    groups: Mapping[str, RankGroup],
-    contender: str,
-    repetitions: int,
-    operations: int,
-) -> list[Answer]:
-    turn = {
-        "benchmark": contest.benchmark,
-        "contender": contender,
-        "case": dict(case.settings),
-        "repetitions": repetitions,
-        "operations": operations,
-    }
-    return groups[contest.libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
 
 
 def measure_in_turn(

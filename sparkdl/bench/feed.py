@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.bench.contenders.feed import BATCH_SIZE, NUM_THREADS, READ_AHEAD_BYTES, TABLES, write_table
-from sparkdl.bench.contest import Case, Contest, Measurements, announce, hold, rows_of
+from sparkdl.bench.contest import Case, Measurements, announce, hold, rows_of
 from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import MEASURED, SPARKDL_IS, Columns, show, time_of
@@ -99,16 +99,15 @@ def run(arguments: argparse.Namespace) -> int:
             # Loops over Arrow do not shuffle, and a table has no batches.
             shuffles, trains = bool(case.settings["shuffle_rows"]), case.settings["trains"]
             unfit = {"arrow": shuffles, "read_table": shuffles or trains}
-            contest = Contest(
-                benchmark="feed",
+            # New processes for every case: memory that a process keeps from one case must not count in the next.
+            measured |= hold(
+                "feed",
                 world_size=1,
                 libraries={name: library for name, library in present.items() if not unfit.get(name)},
                 cases=[case],
                 seconds=arguments.seconds,
                 min_repetitions=1,
             )
-            # New processes for every case: memory that a process keeps from one case must not count in the next.
-            measured |= hold(contest)
     show("feed", make_rows(cases, measured), COLUMNS, arguments, legend=_LEGEND, missing=missing)
     return 0
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.fit import CONTENDERS, NUM_READERS
 from sparkdl.bench.contenders.fit_task import PHASES, FitSize, Fitted, judged_rows, loss_of, make_frame
-from sparkdl.bench.contest import Case, Contest, announce, hold, in_turn
+from sparkdl.bench.contest import Case, announce, hold, in_turn
 from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import MEASURED, SPARKDL_IS, Columns, Row, row_of, show
@@ -122,16 +122,16 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
 def measure_arithmetic(size: FitSize) -> list[float]:
     """Return how many seconds the steps of a fit take on the ranks without reading and reducing, per repetition."""
     case = Case(name=ARITHMETIC, settings={"steps": _STEPS_OF_OPERATION, "batch_size": size.batch_size})
-    contest = Contest(
-        benchmark="fit",
+    measured = hold(
+        "fit",
         world_size=size.num_ranks,
         libraries={ARITHMETIC: "torch"},
         cases=[case],
         seconds=_ARITHMETIC_SECONDS * min(1.0, size.num_rows / NUM_ROWS),
         num_rounds=2,
     )
-    measured = hold(contest)[ARITHMETIC][ARITHMETIC]
-    return [seconds * size.num_steps / _STEPS_OF_OPERATION for seconds in measured.times]
+    times = measured[ARITHMETIC][ARITHMETIC].times
+    return [seconds * size.num_steps / _STEPS_OF_OPERATION for seconds in times]
 
 
 def measure(

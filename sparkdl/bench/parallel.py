@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.parallel import ALONE, KINDS, MICROBATCHES, MODELS
-from sparkdl.bench.contest import Case, Contest, Measurements, hold, rows_of
+from sparkdl.bench.contest import Case, Measurements, hold, rows_of
 from sparkdl.bench.libraries import names_of, require
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import MEASURED, Columns, Row, show
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     for case in cases:
         # A pipeline divides its rows into microbatches.
         fit = [kind for kind in kinds if kind != "PP" or case.settings["rows"] % MICROBATCHES == 0]
-        contest = Contest(
-            benchmark="parallel",
+        measured |= hold(
+            "parallel",
             world_size=arguments.ranks,
             libraries={
                 name: library
@@ -86,7 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
             seconds=arguments.seconds,
             num_rounds=3,
         )
-        measured |= hold(contest)
     rows = make_rows(cases, measured, arguments.ranks)
     show("parallel", rows, COLUMNS, arguments, legend=_LEGEND, missing={})
     return 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.bench.contenders.step import MODELS
-from sparkdl.bench.contest import Case, Contest, Measurements, hold, rows_of
+from sparkdl.bench.contest import Case, Measurements, hold, rows_of
 from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, check_gpus
 from sparkdl.bench.report import MEASURED, Columns, multiples_of, show
@@ -75,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_gpus(arguments.ranks)
     contenders, missing = split_missing(GPU_CONTENDERS if arguments.device == "cuda" else CONTENDERS)
     cases = make_cases(arguments.models, arguments.rows, arguments.device)
-    contest = Contest(
-        benchmark="step",
+    measured = hold(
+        "step",
         world_size=arguments.ranks,
         libraries=contenders,
         cases=cases,
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_rounds=3,
         min_repetitions=3,
     )
-    rows = make_rows(cases, hold(contest), arguments.ranks)
+    rows = make_rows(cases, measured, arguments.ranks)
     legend = _LEGENDS[arguments.device]
     show("step", rows, COLUMNS, arguments, legend=legend, missing=missing)
     return 0

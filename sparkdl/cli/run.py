@@ -168,7 +168,15 @@ def _run_together(options: argparse.Namespace) -> int:
         command = [sys.executable, *command]
     if slurm:
         _become_rank(command, options, slurm)
-    have_met = threading.Event()
+    have_met, lock = threading.Event(), threading.Lock()
+    streams = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
+
+    def print_line(rank: int, stream: int, line: bytes) -> None:
+        text = line if line.endswith(b"\n") else line + b"\n"
+        with lock:  # lines of ranks are printed as a whole
+            streams[stream].write(f"[rank {rank}] ".encode() + text)
+            streams[stream].flush()
+
     try:
         run_program_on_local_ranks(
             command,
@@ -177,12 +185,12 @@ def _run_together(options: argparse.Namespace) -> int:
             wire=options.wire,
             timeout_s=options.timeout,
             threads_per_rank=options.threads,
-            on_line=_Printer().print_line,
+            on_line=print_line,
             on_met=have_met.set,
         )
     except RankError as error:
         cause = error.__cause__
-        if isinstance(cause, OSError):  # of the printer
+        if isinstance(cause, OSError):  # of print_line
             raise cause from error
         if not have_met.is_set() and os.environ.get(_AUTOLOAD, "1") != "1":
             print(_NOT_LOADED, file=sys.stderr)
@@ -206,20 +214,6 @@ def _become_rank(command: list[str], options: argparse.Namespace, variables: Map
         )
     except OSError as error:
         raise LaunchError(f"The program {command[0]!r} cannot be started: {error.strerror}.") from error
-
-
-class _Printer:
-    """Prints the lines of the ranks, each as a whole and with the number of its rank."""
-
-    def __init__(self) -> None:
-        self._streams = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
-        self._lock = threading.Lock()
-
-    def print_line(self, rank: int, stream: int, line: bytes) -> None:
-        text = line if line.endswith(b"\n") else line + b"\n"
-        with self._lock:
-            self._streams[stream].write(f"[rank {rank}] ".encode() + text)
-            self._streams[stream].flush()
 
 
 def _run_elastically(options: argparse.Namespace) -> int:

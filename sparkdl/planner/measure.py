@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contest import Case, Contest, Measurements, hold
+from sparkdl.bench.contest import Case, Measurements, hold
 from sparkdl.host_memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import Device, Link, known_gpu, link_of_sums
@@ -185,8 +185,8 @@ def _hold(
     ranks: int,
     hosts: Sequence[Namespace] = (),
 ) -> dict[str, Measurements]:
-    contest = Contest(
-        benchmark=benchmark,
+    measured = hold(
+        benchmark,
         world_size=ranks,
         libraries={library: library},
         cases=[Case(name=name, settings=settings) for name, settings in cases.items()],
@@ -194,4 +194,4 @@ def _hold(
         num_rounds=2,
         hosts=hosts,
     )
-    return {name: of_case[library] for name, of_case in hold(contest).items()}
+    return {name: of_case[library] for name, of_case in measured.items()}

@@ -38,7 +38,7 @@ class Session:
         self._next_id = 1
         self._marks_cycles = False
         self._num_static = len(process_sets)
-        self._engines = {0: Engine(world, make_stand_in, _close_road)}
+        self._engines = {0: self._make_engine(world)}
         try:
             for ranks in process_sets:
                 self._open(self._reserve(tuple(ranks)))
@@ -178,14 +178,12 @@ class Session:
     def _open(self, number: int) -> None:
         members = self.ranks_of[number]
         if self.world.rank in members:
-            communicator = self.world.split(members, f"process set {number}")
-            engine = Engine(communicator, make_stand_in, _close_road)
-            engine.marks_cycles = self._marks_cycles
-            self._engines[number] = engine
+            self._engines[number] = self._make_engine(self.world.split(members, f"process set {number}"))
 
-
-def _close_road(communicator: Communicator) -> None:
-    device_road.roads.close(communicator)
+    def _make_engine(self, communicator: Communicator) -> Engine:
+        engine = Engine(communicator, make_stand_in, device_road.roads.close)
+        engine.marks_cycles = self._marks_cycles
+        return engine
 
 
 def problem_with(members: Sequence[int], world_size: int) -> str | None:

@@ -6,7 +6,6 @@ An allgather concatenates the ranks' tensors along the first dimension, the only
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     find_target,
     refuse_ranks_that_joined,
     refuse_scalars,
+    run_with_gradients,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 
@@ -88,7 +88,6 @@ def allgather(
     Raises:
         HorovodInternalError: on all ranks, if the tensors do not fit together, or a rank has joined.
     """
-    gathered: torch.Tensor
     (gathered,) = _run([tensor], name, process_set, is_group=False)
     return gathered
 
@@ -117,34 +116,22 @@ def grouped_allgather_async(
 def _run(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, *, is_group: bool
 ) -> tuple[torch.Tensor, ...]:
-    """Gather, with gradients if they are enabled and a tensor needs them; return all outputs."""
-    gathered: Any
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        gathered = _Allgather.apply(name, process_set, is_group, *tensors)
-    else:
+    num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
+
+    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         gathered = run_now(*_request(tensors, name, process_set, is_group=is_group))
-    return gathered if isinstance(gathered, tuple) else (gathered,)
+        return gathered if is_group else (gathered,)
 
-
-class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, process_set: ProcessSet, is_group: bool, *tensors: torch.Tensor
-    ) -> Any:
-        ctx.num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
-        ctx.process_set = process_set
-        return _run(tensors, name, process_set, is_group=is_group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        averages = grouped_allreduce(grads, op=Average, process_set=ctx.process_set)
-        rows_of_ranks = allgather(torch.tensor([ctx.num_rows], device="cpu"), process_set=ctx.process_set)
-        starts = rows_of_ranks[: ctx.process_set.rank()].sum(0).tolist()
-        grads_of_rows = [
-            average.narrow(0, start, num_rows)
-            for average, start, num_rows in zip(averages, starts, ctx.num_rows, strict=True)
+    def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        averages = grouped_allreduce(grads, op=Average, process_set=process_set)
+        rows_of_ranks = allgather(torch.tensor([num_rows], device="cpu"), process_set=process_set)
+        starts = rows_of_ranks[: process_set.rank()].sum(0).tolist()
+        return [
+            average.narrow(0, start, rows)
+            for average, start, rows in zip(averages, starts, num_rows, strict=True)
         ]
-        return None, None, None, *grads_of_rows
+
+    return run_with_gradients(tensors, run, pull_back)
 
 
 def _request(

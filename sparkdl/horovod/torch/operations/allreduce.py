@@ -27,6 +27,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     find_target,
     is_buffer,
     new_output,
+    run_with_gradients,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
@@ -303,29 +304,20 @@ def grouped_allreduce_async_(
 
 def _run(
     tensors: Sequence[torch.Tensor], name: str | None, options: tuple[Any, ...], *, is_group: bool
-) -> Any:
-    """Reduce into new tensors, with gradients if they are enabled and a tensor needs them; return all of them."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return _Allreduce.apply(name, options, is_group, *tensors)
-    outputs = [new_output(tensor) for tensor in tensors]
-    reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
-    return reduced if is_group else (reduced,)
+) -> tuple[torch.Tensor, ...]:
+    """Reduce into new tensors, and return all of them."""
+    op, prescale, postscale, process_set = options
 
+    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        outputs = [new_output(tensor) for tensor in tensors]
+        reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
+        return reduced if is_group else (reduced,)
 
-class _Allreduce(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
-    ) -> Any:
-        ctx.options = options
-        return _run(tensors, name, options, is_group=is_group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.options
+    def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         factors = {"prescale_factor": prescale, "postscale_factor": postscale}
-        reduced = grouped_allreduce(grads, op=op, process_set=process_set, **factors)
-        return None, None, None, *reduced
+        return grouped_allreduce(grads, op=op, process_set=process_set, **factors)
+
+    return run_with_gradients(tensors, run, pull_back)
 
 
 def _request(

@@ -21,6 +21,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     name_of,
     refuse_ranks_that_joined,
     refuse_scalars,
+    run_with_gradients,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
@@ -95,10 +96,21 @@ def alltoall(
         HorovodInternalError: on all ranks, if the tensors do not fit together, or a rank has joined.
         ValueError: if the splits do not fit the tensor or the process set.
     """
-    if tensor.requires_grad and torch.is_grad_enabled():
-        output, received_splits = _Alltoall.apply(tensor, splits, name, process_set)
-    else:
-        output, received_splits = run_now(*_request(tensor, splits, name, process_set))
+    shape = tensor.shape
+    received: Splits = None
+
+    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        nonlocal received
+        output, received = run_now(*_request(tensors[0], splits, name, process_set))
+        return output, received
+
+    def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        grad, _ = alltoall(grads[0], splits=received, process_set=process_set)
+        if grad.shape != shape:  # rows that were sent to no rank
+            grad = torch.cat([grad, grad.new_zeros((shape[0] - grad.shape[0], *shape[1:]))])
+        return [grad]
+
+    output, received_splits = run_with_gradients([tensor], run, pull_back)
     return output if splits is None else (output, received_splits)
 
 
@@ -110,24 +122,6 @@ def alltoall_async(
 ) -> int:
     """Start :func:`alltoall`, without gradients; ``synchronize`` returns the new tensor and the received splits."""
     return run_later(*_request(tensor, splits, name, process_set))
-
-
-class _Alltoall(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        output, received_splits = run_now(*_request(tensor, splits, name, process_set))
-        ctx.shape, ctx.process_set, ctx.received_splits = tensor.shape, process_set, received_splits
-        ctx.mark_non_differentiable(received_splits)
-        return output, received_splits
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad, _ = alltoall(grads[0], splits=ctx.received_splits, process_set=ctx.process_set)
-        if grad.shape != ctx.shape:  # rows that were sent to no rank
-            grad = torch.cat([grad, grad.new_zeros((ctx.shape[0] - grad.shape[0], *ctx.shape[1:]))])
-        return grad, None, None, None
 
 
 def _request(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -24,6 +24,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     name_of,
     new_output,
     refuse_ranks_that_joined,
+    run_with_gradients,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of, global_process_set
 
@@ -83,10 +84,17 @@ def broadcast(
         HorovodInternalError: on all ranks, if they disagree about the tensor or the root, or a rank has joined.
         ValueError: if the root is not in the process set.
     """
-    if tensor.requires_grad and torch.is_grad_enabled():
-        received: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)
-        return received
-    return run_now(*_request(tensor, new_output(tensor), root_rank, name, process_set))
+
+    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        request = _request(tensors[0], new_output(tensors[0]), root_rank, name, process_set)
+        return (run_now(*request),)
+
+    def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        grad = allreduce(grads[0], op=Average, process_set=process_set)
+        return [grad if session().world.rank == root_rank else torch.zeros_like(grad)]
+
+    (received,) = run_with_gradients([tensor], run, pull_back)
+    return received
 
 
 def broadcast_(
@@ -117,22 +125,6 @@ def broadcast_async_(
 ) -> int:
     """Start :func:`broadcast_`; ``synchronize`` returns the same tensor, overwritten."""
     return run_later(*_request(tensor, tensor, root_rank, name, process_set))
-
-
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
-    ) -> torch.Tensor:
-        ctx.root_rank, ctx.process_set = root_rank, process_set
-        received: torch.Tensor = run_now(*_request(tensor, new_output(tensor), root_rank, name, process_set))
-        return received
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad = allreduce(grads[0], op=Average, process_set=ctx.process_set)
-        gradient = grad if session().world.rank == ctx.root_rank else torch.zeros_like(grad)
-        return gradient, None, None, None
 
 
 def _request(

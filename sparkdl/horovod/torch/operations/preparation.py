@@ -8,7 +8,7 @@ description of a request is made from its tensors, and cached, as the same tenso
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -346,3 +346,31 @@ def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:
     error = refuse_join(kind, joined)
     if error is not None:
         raise HorovodInternalError(error)
+
+
+Run = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
+"""Runs an operation on tensors, and returns all outputs."""
+
+PullBack = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""Returns the gradients of an operation's tensors from those of its outputs."""
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, pull_back: PullBack, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.pull_back = pull_back
+        return run(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None, None, *ctx.pull_back(grads)
+
+
+def run_with_gradients(
+    tensors: Sequence[torch.Tensor], run: Run, pull_back: PullBack
+) -> tuple[torch.Tensor, ...]:
+    """Run an operation and return its outputs; gradients flow back if they are enabled and a tensor needs them."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        outputs: tuple[torch.Tensor, ...] = _WithGradients.apply(run, pull_back, *tensors)
+        return outputs
+    return run(tensors)

@@ -24,6 +24,7 @@ from sparkdl.horovod.torch.operations.preparation import (
     check_reducible,
     find_target,
     refuse_ranks_that_joined,
+    run_with_gradients,
     split_rows,
 )
 from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
@@ -154,28 +155,18 @@ def grouped_reducescatter_async(
 
 def _run(
     tensors: Sequence[torch.Tensor], name: str | None, options: tuple[Any, ...], *, is_group: bool
-) -> Any:
-    """Run the operation, with gradients if they are enabled and a tensor needs them; return all its outputs."""
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return _Reducescatter.apply(name, options, is_group, *tensors)
-    reduced = run_now(*_request(tensors, name, *options, is_group=is_group))
-    return reduced if is_group else (reduced,)
+) -> tuple[torch.Tensor, ...]:
+    op, process_set, prescale, postscale = options
 
+    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        reduced = run_now(*_request(tensors, name, *options, is_group=is_group))
+        return reduced if is_group else (reduced,)
 
-class _Reducescatter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, name: str | None, options: tuple[Any, ...], is_group: bool, *tensors: torch.Tensor
-    ) -> Any:
-        ctx.options = options
-        return _run(tensors, name, options, is_group=is_group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        op, process_set, prescale, postscale = ctx.options
+    def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         factor = prescale * postscale * (process_set.size() if op == Sum else 1)
-        scaled = [grad * factor for grad in grads]
-        return None, None, None, *grouped_allgather(scaled, process_set=process_set)
+        return grouped_allgather([grad * factor for grad in grads], process_set=process_set)
+
+    return run_with_gradients(tensors, run, pull_back)
 
 
 def _request(

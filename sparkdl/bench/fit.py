@@ -86,26 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a rank failed.
         TrainingError: if the models of two contenders differ.
     """
-    size, wanted = check_arguments(arguments)
-    require("fit", "fit")
-    present, missing = split_missing({name: LIBRARIES[name] for name in wanted})
-    times = measure_arithmetic(size)
-    with (
-        tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
-        start_session("sparkdl bench fit", f"local[{size.num_ranks}]", Path(folder)) as spark,
-    ):
-        fits, losses = measure(spark, size, list(present), arguments.rounds, Path(folder))
-    rows = make_rows(size, times, fits, losses)
-    show("fit", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing)
-    return 0
-
-
-def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
-    """Return the size and the contenders that the options ask for.
-
-    Raises:
-        ParamError: if an option has a value that cannot work.
-    """
     check_common_arguments(arguments, ranks=1, epochs=1, rounds=1)
     size = FitSize(
         num_rows=round(NUM_ROWS * arguments.scale), num_ranks=arguments.ranks, epochs=arguments.epochs
@@ -116,7 +96,17 @@ def check_arguments(arguments: argparse.Namespace) -> tuple[FitSize, list[str]]:
             f"{size.num_ranks * size.batch_size}; use more."
         )
     against = names_of(arguments.against, OTHERS, "--against")
-    return size, ["sparkdl", *against]
+    require("fit", "fit")
+    present, missing = split_missing({name: LIBRARIES[name] for name in ("sparkdl", *against)})
+    times = measure_arithmetic(size)
+    with (
+        tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
+        start_session("sparkdl bench fit", f"local[{size.num_ranks}]", Path(folder)) as spark,
+    ):
+        fits, losses = measure(spark, size, list(present), arguments.rounds, Path(folder))
+    rows = make_rows(size, times, fits, losses)
+    show("fit", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing)
+    return 0
 
 
 def measure_arithmetic(size: FitSize) -> list[float]:
@@ -166,9 +156,9 @@ def fit_in_turn(
         for index in range(num_rounds):
             for name in in_turn(contenders, index):
                 announce(f"fitting {size.num_rows:,} rows with {name}")
-                own = folder / f"{index}-{name}"
-                own.mkdir(parents=True)
-                fits[name].append(CONTENDERS[name](size, frame, own))
+                fit_folder = folder / f"{index}-{name}"
+                fit_folder.mkdir(parents=True)
+                fits[name].append(CONTENDERS[name](size, frame, fit_folder))
         return fits, judged_rows(frame)
     finally:
         frame.unpersist()

@@ -169,14 +169,14 @@ def row_of(case: str, contender: str, times: Mapping[str, Sequence[float]]) -> d
     ``ratio`` holds the median of each other contender as a multiple of the median of this row.
     """
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    own = medians.pop(contender)
+    median_s = medians.pop(contender)
     return {
         "case": case,
         "contender": contender,
         "repetitions": len(times[contender]),
-        "median_s": own,
+        "median_s": median_s,
         "p90_s": percentile(times[contender], 0.9),
-        "ratio": {name: median / own for name, median in medians.items()},
+        "ratio": {name: median / median_s for name, median in medians.items()},
     }
 
 

@@ -283,10 +283,10 @@ def _sizes(strategy: str, ranks: int, model: str) -> dict[str, int] | None:
         raise ParamError(
             f"--strategies {strategy} leaves more than one size open; give all but one, as shard=2."
         )
-    given = prod(size for size in sizes.values() if size > 0)
-    if given < 1 or ranks % given or (-1 not in sizes.values() and "data" in sizes and given != ranks):
+    fixed = prod(size for size in sizes.values() if size > 0)
+    if fixed < 1 or ranks % fixed or (-1 not in sizes.values() and "data" in sizes and fixed != ranks):
         return None
-    rest = ranks // given
+    rest = ranks // fixed
     sizes = {name: rest if size == -1 else size for name, size in sizes.items()}
     sizes.setdefault("data", ranks // prod(sizes.values()))
     return {name: size for name, size in sizes.items() if size > 1 or name == "data"}

@@ -49,7 +49,7 @@ def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> s
         width: width of the terminal, in characters.
         has_colours: whether the terminal shows colours.
     """
-    summary, findings = _summary(findings), _merged(findings)
+    summary, findings = _summary(findings), _merge(findings)
     first = max(len(finding.check) for finding in findings)
     second = max(len(finding.where) for finding in findings)
     indent = 6 + first + 2 + second + 2
@@ -60,17 +60,17 @@ def as_table(findings: Sequence[Finding], *, width: int, has_colours: bool) -> s
         if has_colours:
             sign = f"\033[{_COLOURS[finding.status]}m{sign}\033[0m"
         head = f"{sign}  {finding.check:<{first}}  {finding.where:<{second}}  "
-        said = _wrapped(finding.found, width - indent)
+        said = _wrap(finding.found, width - indent)
         if finding.advice:
             said += [
                 f"-> {line}" if not number else f"   {line}"
-                for number, line in enumerate(_wrapped(finding.advice, width - indent - 3))
+                for number, line in enumerate(_wrap(finding.advice, width - indent - 3))
             ]
         lines += [head + said[0], *(" " * indent + line for line in said[1:])]
     return "\n".join([*lines, "", summary])
 
 
-def _merged(findings: Sequence[Finding]) -> list[Finding]:
+def _merge(findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings that differ only in the place into one."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
@@ -84,7 +84,7 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, _NARROWEST), break_on_hyphens=False) or [""]
 
 

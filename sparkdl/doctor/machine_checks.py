@@ -66,7 +66,7 @@ def judge_machine(
 
 def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Finding:
     """Return the finding on whether driver and machine have versions that can unpickle each other's objects."""
-    conflicts = version_conflicts(_compared(here), _compared(there))
+    conflicts = version_conflicts(_versions_of(here), _versions_of(there))
     if not conflicts:
         return Finding(check="versions", where=where, status=GOOD, found="go with those of the driver")
     return Finding(
@@ -78,7 +78,7 @@ def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Fi
     )
 
 
-def _compared(facts: MachineFacts) -> dict[str, str]:
+def _versions_of(facts: MachineFacts) -> dict[str, str]:
     packages = {name: facts.packages.get(name, "not installed") for name in COMPARED_PACKAGES}
     return {"python": ".".join(facts.python.split(".")[:2]), **packages}
 

@@ -60,7 +60,7 @@ def _product(case: Mapping[str, Any]) -> Part:
 
     inputs = torch.randn(case["rows"] * case["positions"], case["depth"], requires_grad=True)
     layer = torch.nn.Linear(case["depth"], case["columns"], bias=False)
-    return lambda: _summed(layer(inputs)), [inputs, layer.weight]
+    return lambda: _sum_up(layer(inputs)), [inputs, layer.weight]
 
 
 def _attention(case: Mapping[str, Any]) -> Part:
@@ -76,7 +76,7 @@ def _attention(case: Mapping[str, Any]) -> Part:
     )
     is_grouped = case["heads"] != case["key_heads"]
     attend = functools.partial(scaled_dot_product_attention, is_causal=True, enable_gqa=is_grouped)
-    return lambda: _summed(attend(query, key, value)), [query, key, value]
+    return lambda: _sum_up(attend(query, key, value)), [query, key, value]
 
 
 def _blocks(case: Mapping[str, Any]) -> Part:
@@ -90,7 +90,7 @@ def _blocks(case: Mapping[str, Any]) -> Part:
         hidden = inputs
         for block in blocks:
             hidden = block(hidden, rotation, None)
-        return _summed(hidden)
+        return _sum_up(hidden)
 
     return compute, [inputs, *blocks.parameters()]
 
@@ -142,7 +142,7 @@ def _decoder_blocks(case: Mapping[str, Any]) -> tuple[torch.nn.ModuleList, tuple
     return decoder.blocks, rotation
 
 
-def _summed(output: Tensor) -> Tensor:
+def _sum_up(output: Tensor) -> Tensor:
     """A scalar whose backward pass gives ``output`` a gradient without reading or writing it."""
     result: Tensor = _sum_class().apply(output)
     return result

@@ -58,9 +58,9 @@ class ScalingTrial(Trial):
             self._step = WholeStep(model)
             self._reader, self._readers = communicator.rank, communicator.world_size
         else:
-            whole = self._job.make_model().to(self._device)
-            step = self._step = DividedStep(whole, Parallelism(**case["sizes"]), case["rows"])
-            del whole  # it does not count as memory of this rank
+            module = self._job.make_model().to(self._device)
+            step = self._step = DividedStep(module, Parallelism(**case["sizes"]), case["rows"])
+            del module  # it does not count as memory of this rank
             self._optimizer = self._job.make_optimizer(list(step.module.parameters()))
             self._reader, self._readers = step.reader, step.readers
         self._batches: list[Batch] = []

@@ -156,15 +156,6 @@ def _matrix_of_columns(batch: pa.RecordBatch) -> npt.NDArray[Any]:
     )
 
 
-def _matrix_of_arrays(batch: pa.RecordBatch) -> npt.NDArray[Any]:
-    numbers: npt.NDArray[Any] = batch.column("features").flatten().to_numpy()
-    return numbers.reshape(-1, len(NAMES)).astype(np.float32)
-
-
-def _pixels(batch: pa.RecordBatch) -> npt.NDArray[Any]:
-    return decode(batch.column("image").to_numpy(zero_copy_only=False)).copy()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A table, its usual number of rows, and the contenders that score it."""
@@ -191,7 +182,11 @@ def _of_arrays() -> dict[str, Contender]:
     return {
         "sparkdl": _torch_model(make_mlp(), [column], BATCH_SIZE_OF_TABLES),
         "predict_batch_udf": _predict_batch(make_mlp(), [28], BATCH_SIZE_OF_SPARK, lambda: F.col("features")),
-        "mapInArrow": _map_in_arrow(make_mlp(), BATCH_SIZE_OF_TABLES, _matrix_of_arrays),
+        "mapInArrow": _map_in_arrow(
+            make_mlp(),
+            BATCH_SIZE_OF_TABLES,
+            lambda batch: batch.column("features").flatten().to_numpy().reshape(-1, 28).astype(np.float32),
+        ),
     }
 
 
@@ -200,7 +195,11 @@ def _of_images() -> dict[str, Contender]:
     return {
         "sparkdl": _torch_model(make_cnn(), [column], BATCH_SIZE_OF_IMAGES, prepare=decode_column),
         "predict_batch_udf": _predict_batch(make_cnn(), None, BATCH_SIZE_OF_IMAGES, lambda: F.col("image")),
-        "mapInArrow": _map_in_arrow(make_cnn(), BATCH_SIZE_OF_IMAGES, _pixels),
+        "mapInArrow": _map_in_arrow(
+            make_cnn(),
+            BATCH_SIZE_OF_IMAGES,
+            lambda batch: decode(batch.column("image").to_numpy(zero_copy_only=False)).copy(),
+        ),
     }
 
 

@@ -42,7 +42,7 @@ def broadcast_object(
         pickle.PicklingError: on the other ranks, if the root cannot pickle the object; on the root its own error.
     """
     pickled, failure = (
-        _pickled(obj) if rank() == root_rank else (torch.empty(0, dtype=torch.uint8, device="cpu"), None)
+        _pickle(obj) if rank() == root_rank else (torch.empty(0, dtype=torch.uint8, device="cpu"), None)
     )
     name = name or "broadcast_object"
     size = torch.tensor([pickled.numel() if failure is None else -pickled.numel()], device="cpu")
@@ -53,7 +53,7 @@ def broadcast_object(
     if failure is not None:
         raise failure
     if size < 0:
-        raise _unpicklable(root_rank, pickled)
+        raise _failure_of(root_rank, pickled)
     return obj if rank() == root_rank else cloudpickle.loads(pickled.numpy().tobytes())
 
 
@@ -66,7 +66,7 @@ def allgather_object(
         ParamError: on a rank whose object holds sharded DTensors.
         pickle.PicklingError: on the other ranks, if some rank cannot pickle its object; on that rank its own error.
     """
-    pickled, failure = _pickled(obj)
+    pickled, failure = _pickle(obj)
     name = name or "allgather_object"
     size = pickled.numel() if failure is None else -pickled.numel()
     sizes = allgather(torch.tensor([size], device="cpu"), f"{name}.sz", process_set).tolist()
@@ -75,11 +75,11 @@ def allgather_object(
         raise failure
     for number, (size, part) in enumerate(zip(sizes, parts, strict=True)):
         if size < 0:
-            raise _unpicklable(number, part)
+            raise _failure_of(number, part)
     return [cloudpickle.loads(part.numpy().tobytes()) for part in parts]
 
 
-def _pickled(obj: Any) -> tuple[torch.Tensor, Exception | None]:
+def _pickle(obj: Any) -> tuple[torch.Tensor, Exception | None]:
     """The pickle of an object as a tensor; if it cannot be pickled, the text of the error, and the error."""
     failure = None
     try:
@@ -89,7 +89,7 @@ def _pickled(obj: Any) -> tuple[torch.Tensor, Exception | None]:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8), failure
 
 
-def _unpicklable(number: int, text: torch.Tensor) -> pickle.PicklingError:
+def _failure_of(number: int, text: torch.Tensor) -> pickle.PicklingError:
     said = text.numpy().tobytes().decode()
     return pickle.PicklingError(f"Rank {number} could not pickle its object: {said}")
 

@@ -152,11 +152,7 @@ def check_groups(groups: Groups) -> None:
     Raises:
         ValueError: if it is neither a positive number nor lists of distinct tensors; with Horovod's message.
     """
-    if groups is None:
-        return
-    if isinstance(groups, int):
-        if groups <= 0:
-            raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
+    if groups is None or (isinstance(groups, int) and groups > 0):
         return
     if not isinstance(groups, (list, tuple)):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")

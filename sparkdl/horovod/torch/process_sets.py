@@ -58,7 +58,7 @@ class ProcessSet:
         self._shares_number = False
         """Whether the number belongs to another set that has the same members in this world."""
         if isinstance(ranks_or_comm, Iterable):
-            self.ranks = _checked(ranks_or_comm)
+            self.ranks = _check_ranks(ranks_or_comm)
         elif callable(ranks_or_comm):
             self.rule = ranks_or_comm
         elif hasattr(ranks_or_comm, "allgather"):
@@ -73,7 +73,7 @@ class ProcessSet:
             ValueError: if it does not return numbers of ranks.
         """
         if self.rule is not None:
-            self.process_set_id, self.ranks = None, _checked(self.rule(world_size))
+            self.process_set_id, self.ranks = None, _check_ranks(self.rule(world_size))
             self._shares_number = False
 
     def size(self) -> int | None:
@@ -161,7 +161,7 @@ class ProcessSet:
         return members
 
 
-def _checked(ranks: Iterable[int]) -> list[int]:
+def _check_ranks(ranks: Iterable[int]) -> list[int]:
     listed = list(ranks) if isinstance(ranks, Iterable) else [None]
     if any(not isinstance(rank, int) for rank in listed):
         raise ValueError(_NEEDS_RANKS)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.horovod.torch.names import HorovodInternalError
-
 if TYPE_CHECKING:
     from sparkdl.horovod.torch.session import Session
-
-_NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 _session: Session | None = None
 
@@ -33,23 +29,12 @@ def has_session() -> bool:
     return _session is not None
 
 
-def session() -> Session:
+def session(error: type[Exception] = ValueError) -> Session:
     """The session of this process.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is none, or the other ``error``: operations on tensors raise Horovod's.
     """
     if _session is None:
-        raise ValueError(_NOT_INITIALIZED)
-    return _session
-
-
-def open_session() -> Session:
-    """The session of this process, for an operation on tensors.
-
-    Raises:
-        HorovodInternalError: if there is none; Horovod's operations raise the same.
-    """
-    if _session is None:
-        raise HorovodInternalError(_NOT_INITIALIZED)
+        raise error("Horovod has not been initialized; use hvd.init().")
     return _session

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sparkdl.horovod.torch.current_session import open_session, session
+from sparkdl.horovod.torch.current_session import session
 from sparkdl.horovod.torch.engine.engine import Engine
+from sparkdl.horovod.torch.names import HorovodInternalError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -241,9 +242,10 @@ def process_set_of(mesh: DeviceMesh) -> ProcessSet:
     current = session()
     matching: ProcessSet | None = None
     for ranks in sorted({tuple(row) for row in everyone.tolist()}):
-        there = [number for number, members in current.ranks_of.items() if list(members) == list(ranks)]
         process_set = ProcessSet(ranks)
-        number = there[0] if there else current.add(list(ranks))
+        number = current.id_of(ranks)
+        if number is None:
+            number = current.add(ranks)
         assert number is not None, "there was none of these ranks"
         bind(process_set, number, current.world_id)
         if list(ranks) == members_of_mesh:
@@ -291,7 +293,7 @@ def engine_of(process_set: ProcessSet, operation: str) -> Engine:
         HorovodInternalError: if ``init`` has not been called.
         ValueError: if there is no such process set, it belongs to an earlier world, or this rank is not in it.
     """
-    current = open_session()
+    current = session(HorovodInternalError)
     process_set._check_world(operation)
     return current.engine(process_set.process_set_id, operation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -194,6 +195,10 @@ def _adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
+def _decoder(name: str) -> torch.nn.Module:
+    return make_decoder(DECODERS[name])
+
+
 DECODERS = {"gpt": GPT, "wide-gpt": WIDE_GPT}
 """Sizes of the decoders, the jobs whose rows are tokens."""
 
@@ -202,7 +207,7 @@ JOBS = {
     "resnet": Job(make_model=_resnet, draw=_draw_images, batch=32, epoch=50_000, make_optimizer=_momentum),
     **{
         name: Job(
-            make_model=lambda name=name: make_decoder(DECODERS[name]),
+            make_model=partial(_decoder, name),
             draw=_draw_tokens,
             batch=16,
             epoch=10_000,

@@ -316,6 +316,10 @@ class Runner:
             max_restarts=self.max_restarts,
             max_retries=self.max_retries,
         )
+        if self.monitor is not None and not hasattr(self.monitor, "on_driver"):
+            raise ParamError(
+                f"monitor is {self.monitor!r}; give a sparkdl.monitor.Monitor, as Monitor(seconds=5)."
+            )
         if self.min_workers is not None and not 1 <= self.min_workers <= self.num_workers:
             raise ParamError(
                 f"min_workers={self.min_workers} must be between 1 and num_workers={self.num_workers}."

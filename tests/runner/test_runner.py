@@ -229,6 +229,7 @@ def test_second_init_process_group_and_returned_ddp_model_are_explained():
     [
         ({"num_workers": 0}, "num_workers must be at least 1, got 0"),
         ({"gpus_per_worker": -1}, "gpus_per_worker must be at least 0, got -1"),
+        ({"monitor": {"seconds": 5}}, "give a sparkdl.monitor.Monitor"),
         ({"max_restarts": -1}, "max_restarts must be at least 0"),
         ({"max_retries": -1}, "max_retries must be at least 0"),
         ({"min_workers": 3}, "min_workers=3 must be between 1 and num_workers=2"),

@@ -1,11 +1,12 @@
-"""Checks of whole numbers that callers pass: counts, ranks and seeds. Runs anywhere."""
+"""Checks of what callers pass: counts, ranks, seeds, and states to resume from. Runs anywhere."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import DataError, ParamError
 
 
 def check_integer(**arguments: Any) -> None:
@@ -42,3 +43,30 @@ def check_rank(rank: int, world_size: int) -> None:
     check_counts(least=0, rank=rank)
     if rank >= world_size:
         raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
+
+
+def check_state(state: Any, name: str, *parts: str, version: int | None = None) -> None:
+    """Check that a state to resume from has all parts and the right version; what the parts hold is not checked.
+
+    Args:
+        state: state that a caller passes.
+        name: name of the object whose state it is, such as ``feed``.
+        parts: keys that the state must have.
+        version: version of the state's format that this sparkdl reads; None for a state without one.
+
+    Raises:
+        ParamError: if it is something else; the message names the missing parts.
+        DataError: if it has another version.
+    """
+    missing = [part for part in parts if not isinstance(state, Mapping) or part not in state]
+    if missing:
+        lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(parts) else ""
+        raise ParamError(
+            f"This is not a state of a {name}: {str(state)[:80]}.{lacks} Give what a {name}'s state() "
+            f"returned, a dict of {', '.join(parts)}."
+        )
+    if version is not None and state["version"] != version:
+        raise DataError(
+            f"The state has version {state['version']}; this sparkdl reads version {version}. Resume with "
+            "the version of sparkdl that wrote it."
+        )

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.checks import check_counts, check_integer
+from sparkdl.checks import check_counts, check_integer, check_state
 from sparkdl.closing import Closing
 from sparkdl.data.blend.mixture import Mixture
-from sparkdl.data.checks import StateKind
 from sparkdl.data.feed.feed import ParquetFeed, not_indexable_error
 from sparkdl.data.feed.row_stream import Batch, Feed, RowStream, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_KIND = StateKind("blend", ("version", "blend", "steps_done", "drawn", "feeds"), version=1)
-
-
+_VERSION = 1
 _LOOK_AHEAD = 1 << 14
 
 
@@ -158,7 +155,7 @@ class BlendedFeed(Closing):
         """
         feeds = {stream.name: stream.state(in_rows=self._batch_size is not None) for stream in self._streams}
         return {
-            "version": _KIND.version,
+            "version": _VERSION,
             "blend": dict(self._settings),
             "steps_done": self._steps_done,
             "drawn": list(self._mixture.drawn),
@@ -178,7 +175,7 @@ class BlendedFeed(Closing):
             DataError: if a feed has other rows, another seed or another order than in the state, or cannot continue
                 on another number of ranks; the message names the feed.
         """
-        _KIND.check(state)
+        check_state(state, "blend", "version", "blend", "steps_done", "drawn", "feeds", version=_VERSION)
         then = state["blend"]
         for key, value in self._settings.items():
             if then.get(key) != value:

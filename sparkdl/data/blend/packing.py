@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.checks import check_counts
-from sparkdl.data.checks import StateKind
+from sparkdl.checks import check_counts, check_state
 from sparkdl.errors import DataError, ParamError
 
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ class SequencePacker:
         Raises:
             ParamError: if it is not a state of a packer, or its rows have another length.
         """
-        StateKind("packer", ("length", "open", "done")).check(state)
+        check_state(state, "packer", "length", "open", "done")
         if state["length"] != self._length:
             raise ParamError(
                 f"Rows have {self._length} tokens, but the state is of rows of {state['length']}. Resume "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.checks import StateKind
+from sparkdl.checks import check_state
 from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.errors import DataError
 
@@ -151,7 +151,7 @@ class RowStream:
             self._take_until(state)
 
     def _take_until(self, position: Mapping[str, Any]) -> None:
-        StateKind(f"feed {self.name!r}", ("epoch", "step", "row", "world_size")).check(position)
+        check_state(position, f"feed {self.name!r}", "epoch", "step", "row", "world_size")
         world_size = len(self.feed.rows_in_step(0))
         if position["world_size"] != world_size:
             raise DataError(

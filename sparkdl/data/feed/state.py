@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.checks import StateKind
+from sparkdl.checks import check_state
 from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken, taken_by
 from sparkdl.errors import DataError
 from sparkdl.identity import checksum, differences
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset
 
 
-_KIND = StateKind("feed", ("version", "epoch", "stretches", "of"), version=1)
+_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def identity_of_feed(
 def to_json(progress: Progress, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state as a dict that :func:`json.dumps` takes."""
     state = {
-        "version": _KIND.version,
+        "version": _VERSION,
         "epoch": progress.epoch,
         "stretches": _stretches_to_json(progress.stretches),
         "of": dict(identity),
@@ -91,7 +91,7 @@ def from_json(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Progress
         ParamError: if it is not a state of a feed.
         DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
     """
-    _KIND.check(state)
+    check_state(state, "feed", "version", "epoch", "stretches", "of", version=_VERSION)
     if changes := differences(state["of"], identity):
         raise DataError(
             f"The feed cannot continue from this state, as it was taken on something else: {'; '.join(changes)}. Give "

@@ -22,6 +22,9 @@ TAGS = (
 )
 """Names that fsspec's filesystems use for the version of a file, the most reliable first."""
 
+NO_TAG = "no tag"
+"""End of a version that is the size alone."""
+
 
 def version_of(file: Any, path: str) -> str | None:
     """Return the filesystem's version of an open file, which changes when the file is written again; None without one.
@@ -34,7 +37,7 @@ def version_of(file: Any, path: str) -> str | None:
     details = getattr(file, "details", None)
     if isinstance(details, dict):
         tags = (f"{name} {details[name]}" for name in TAGS if details.get(name))
-        return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
+        return f"{details.get('size')} bytes, {next(tags, NO_TAG)}".replace('"', "")
     try:
         try:
             status = os.fstat(file.fileno())

@@ -277,36 +277,28 @@ def count_rows(
     """
     if communicator is None or communicator.world_size == 1:
         return tuple(count(range(num_row_groups)))
-    # The last elements say which ranks failed, so that all ranks stop here together.
-    counts = np.zeros(num_row_groups + communicator.world_size, np.int64)
-    failure: Exception | None = None
-    try:
-        mine = range(communicator.rank, num_row_groups, communicator.world_size)
-        for row_group, number in zip(mine, count(mine), strict=True):
-            counts[row_group] = number
-    except Exception as error:
-        failure = error
-        counts[num_row_groups + communicator.rank] = 1
-    communicator.allreduce(counts, op="sum")
-    if counts[num_row_groups:].any():
-        raise _failure_of_all(failure, communicator)
-    return tuple(int(number) for number in counts[:num_row_groups])
-
-
-def _failure_of_all(failure: Exception | None, communicator: Communicator) -> Exception:
-    """Return the error to raise on this rank once all ranks know that a rank failed. Collective."""
     from sparkdl.collective.byte_exchange import allgather_bytes
 
-    said = "" if failure is None else json.dumps([type(failure).__name__, str(failure)])
+    failure: Exception | None = None
     try:
-        failures = allgather_bytes(communicator, said.encode(), name="failures to count")
+        counted = list(count(range(communicator.rank, num_row_groups, communicator.world_size)))
+        report: dict[str, Any] = {"counts": counted}
+    except Exception as error:
+        failure = error
+        report = {"error": [type(error).__name__, str(error)]}
+    try:
+        reports = allgather_bytes(communicator, json.dumps(report).encode(), name="numbers of rows")
     except CommunicatorError:
         if failure is None:
             raise
-        return failure
     if failure is not None:
-        return failure
-    rank, (kind, text) = next((rank, json.loads(words)) for rank, words in enumerate(failures) if words)
-    known = getattr(errors, kind, None)
-    kept = known if isinstance(known, type) and issubclass(known, DataError) else DataError
-    return kept(f"The rows that pass the filter could not be counted on rank {rank}: {text}")
+        raise failure
+    counts = [0] * num_row_groups
+    for rank, content in enumerate(map(json.loads, reports)):
+        if "error" in content:
+            kind, text = content["error"]
+            known = getattr(errors, kind, None)
+            kept = known if isinstance(known, type) and issubclass(known, DataError) else DataError
+            raise kept(f"The rows that pass the filter could not be counted on rank {rank}: {text}")
+        counts[rank :: communicator.world_size] = content["counts"]
+    return tuple(counts)

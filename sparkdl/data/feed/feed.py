@@ -26,7 +26,7 @@ from sparkdl.data.dataset.row_choice import RowFilter, as_row_choice
 from sparkdl.data.feed.batches import cut_batches
 from sparkdl.data.feed.cache import BlockCache
 from sparkdl.data.feed.epoch_reader import EpochReader
-from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
+from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.feed.sources import find_dataset
 from sparkdl.data.feed.state import EpochSchedule, from_json, identity_of_feed, to_json
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
@@ -283,10 +283,11 @@ class ParquetFeed(Closing):
             epoch: number of the epoch; None for a whole epoch.
         """
         check_counts(least=0, step=step)
-        if epoch is None:
-            return rows_in_step(self._num_rows, self._world_size, self._batch_size, step)
+        of_ranks = (
+            rows_per_rank(self._num_rows, self._world_size) if epoch is None else self.rows_in_epoch(epoch)
+        )
         before = step * self._batch_size
-        return [min(max(rows - before, 0), self._batch_size) for rows in self.rows_in_epoch(epoch)]
+        return [min(max(rows - before, 0), self._batch_size) for rows in of_ranks]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, from 0, of the next iteration over the feed."""

@@ -66,10 +66,6 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
     Raises:
         ShardingError: if there are fewer rows than ranks.
     """
-    if world_size < 1:
-        raise ShardingError(
-            f"{num_rows} rows cannot be shared by {world_size} ranks: there must be at least one rank."
-        )
     if num_rows < world_size:
         remedy = (
             f"Lower the number of ranks (numWorkers of an estimator, world_size of a feed) to {num_rows}."
@@ -95,15 +91,3 @@ def steps_per_epoch(num_rows: int, world_size: int, batch_size: int) -> int:
         ShardingError: if there are fewer rows than ranks.
     """
     return -(-max(rows_per_rank(num_rows, world_size)) // batch_size)
-
-
-def rows_in_step(num_rows: int, world_size: int, batch_size: int, step: int) -> list[int]:
-    """Return how many rows each rank has in one step of an epoch.
-
-    All have ``batch_size`` rows except in the last step, where a rank can have fewer, and none if its shard is one
-    row shorter.
-
-    Raises:
-        ShardingError: if there are fewer rows than ranks.
-    """
-    return [min(max(rows - step * batch_size, 0), batch_size) for rows in rows_per_rank(num_rows, world_size)]

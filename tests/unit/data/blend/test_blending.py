@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdl.data import BlendedFeed, Mixture, ParquetDataset, ParquetFeed
 from sparkdl.data.feed.row_stream import Batch, Feed
-from sparkdl.data.feed.shards import rows_in_step, rows_per_rank, steps_per_epoch
+from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.errors import DataError, ParamError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
@@ -31,7 +31,9 @@ class NumberedFeed:
         return steps_per_epoch(self.num_rows, self.world_size, self.batch_size)
 
     def rows_in_step(self, step: int) -> list[int]:
-        return rows_in_step(self.num_rows, self.world_size, self.batch_size, step)
+        before = step * self.batch_size
+        shards = rows_per_rank(self.num_rows, self.world_size)
+        return [min(max(rows - before, 0), self.batch_size) for rows in shards]
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         rows = rows_per_rank(self.num_rows, self.world_size)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
 from sparkdl.data.dataset.dataset import folder_values
@@ -19,7 +20,6 @@ from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
 from sparkdl.data.feed.cache import FooterCache
 from sparkdl.data.feed.epoch_plan import taken_by
 from sparkdl.data.feed.shard_reader import ShardReader, timeout_error
-from sparkdl.data.files import threads
 from sparkdl.data.files.changed_files import WatchedFiles
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.threads import DaemonThreads, ReadAhead
@@ -28,8 +28,6 @@ from sparkdl.errors import DataError, EmptyDatasetError, FileChangedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import ExitStack
-
-    import pyarrow as pa
 
     from sparkdl.collective import Communicator
     from sparkdl.data.dataset.blocks import Block, BlockLayout
@@ -41,6 +39,9 @@ if TYPE_CHECKING:
     from sparkdl.data.files.filesystems import Location
 
 _MAX_SHUFFLED_AHEAD = 16
+
+RELEASE_BYTES = 64 << 20
+"""Number of decoded bytes between two releases of memory."""
 
 
 class EpochReader:
@@ -92,6 +93,7 @@ class EpochReader:
         )
         self._readers: set[ShardReader] = set()
         self._shufflers: set[ReadAhead[Block]] = set()
+        self._decoded_bytes = 0
         self.row_counts: tuple[int, ...] = ()
         self.is_closed = False
         self.waited_s = 0.0
@@ -222,7 +224,7 @@ class EpochReader:
 
         def read_table() -> pa.Table:
             table = file.read(self._names)
-            threads.ARROW_RELEASE.add(table.nbytes)
+            self._release_memory(table.nbytes)
             expected = self._dataset.row_groups[row_group].num_rows
             if table.num_rows != expected:
                 raise FileChangedError(
@@ -234,6 +236,19 @@ class EpochReader:
             return self._block(row_group, rows, read_table)
         except Exception as error:
             raise file.error(error, self._names) from error
+
+    def _release_memory(self, num_bytes: int) -> None:
+        """Count decoded bytes, and release unused memory of Arrow after every :data:`RELEASE_BYTES` if it is mimalloc.
+
+        If one thread decodes into memory and another thread frees it, mimalloc keeps this memory for the first thread.
+        Lists of 784 floats under a limit of 128 MiB took up to 410 MiB that way, and 266 to 306 MiB with these
+        releases, for 15 to 20 % more processor time. jemalloc, which ranks are started with, does not need this.
+        """
+        self._decoded_bytes += num_bytes  # threads may lose a summand, which only delays the release
+        if self._decoded_bytes >= RELEASE_BYTES:
+            self._decoded_bytes = 0
+            if (pool := pa.default_memory_pool()).backend_name == "mimalloc":
+                pool.release_unused()
 
     def _block(self, row_group: int, rows: Rows, read_table: Callable[[], pa.Table]) -> Block:
         if self._cache is None and self._choice is None and isinstance(rows, range):

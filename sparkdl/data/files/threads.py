@@ -1,4 +1,4 @@
-"""Daemon threads, read-ahead and the release of Arrow's memory.
+"""Daemon threads and read-ahead.
 
 :class:`DaemonThreads` runs calls in order and does not keep a process from exiting. ``ThreadPoolExecutor`` joins its
 threads when the interpreter exits, so that a thread waiting for a Store that does not answer keeps the process alive
@@ -7,12 +7,6 @@ for ever.
 :class:`ReadAhead` runs an iterator in a background thread, a bounded number of items ahead of its consumer, so that
 shuffling proceeds while the training loop computes. Items are passed on as they are and should be worth a thread
 switch: thousands of rows, not a batch of a few.
-
-:class:`ArrowRelease` makes Arrow's allocator return unused memory, on the reader threads, if that allocator is
-mimalloc. If one thread decodes into memory and another thread frees it, mimalloc keeps this memory for the first
-thread. Lists of 784 floats under a limit of 128 MiB took up to 410 MiB that way, and 266 to 306 MiB if the readers
-release memory after every 64 MiB, for 15 to 20 % more processor time. jemalloc, which ranks are started with, does not
-need this.
 """
 
 from __future__ import annotations
@@ -26,8 +20,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import pyarrow as pa
 
 from sparkdl.errors import DataError
 
@@ -220,31 +212,3 @@ class ReadAhead(Iterator[Item]):
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
-
-
-EVERY_BYTES = 64 << 20
-"""Number of decoded bytes between two releases."""
-
-_ALLOCATOR = "mimalloc"
-
-
-class ArrowRelease:
-    """Counts the decoded bytes of all threads, and releases unused memory of Arrow's pool."""
-
-    def __init__(self) -> None:
-        self._num_bytes = 0
-        self._lock = threading.Lock()
-
-    def add(self, num_bytes: int) -> None:
-        """Count decoded bytes; the thread whose call reaches :data:`EVERY_BYTES` releases unused memory."""
-        with self._lock:
-            self._num_bytes += num_bytes
-            is_due = self._num_bytes >= EVERY_BYTES
-            if is_due:
-                self._num_bytes = 0
-        if is_due and (pool := pa.default_memory_pool()).backend_name == _ALLOCATOR:
-            pool.release_unused()
-
-
-ARROW_RELEASE = ArrowRelease()
-"""The instance of this process, because all feeds share its allocator."""

@@ -95,8 +95,8 @@ class Lease(AbstractContextManager["Lease"]):
     ) -> None:
         self.end()
 
-    def change_name(self) -> None:
-        """Continue under another name: processes that know the former one can no longer act for the holder.
+    def change_name(self) -> str:
+        """Continue under another name, and return it: processes that know the former one cannot act for the holder.
 
         Raises:
             Exception: an error of the filesystem.
@@ -110,6 +110,7 @@ class Lease(AbstractContextManager["Lease"]):
             self.name = name
             with suppress(FileNotFoundError):
                 self._location.filesystem.rm(f"{self._location.path}/{former}")
+        return name
 
     def end(self) -> None:
         """Stop renewing the lease and remove the file if possible; calling it again does nothing."""
@@ -215,11 +216,11 @@ def _names_of_leases(location: Location, kind: str) -> list[str]:
     return [name for name in file_names(location) if name.startswith(f"{kind}-")]
 
 
-class SoleLease:
+class SoleLease(Lease):
     """The lease of the only holder of a folder of checkpoints; :func:`hold_alone` makes it.
 
     Args:
-        lease: lease of this process.
+        location: location of the folder.
         url: URL of the folder.
         user: what uses the folder, such as ``"fit"``.
         setting: name of the user's setting of the folder.
@@ -228,14 +229,9 @@ class SoleLease:
         url: URL of the folder.
     """
 
-    def __init__(self, lease: Lease, url: str, user: str, setting: str) -> None:
-        self.url = url
-        self._lease, self._user, self._setting = lease, user, setting
-
-    @property
-    def name(self) -> str:
-        """Name of the lease's file, for :func:`check_lease`."""
-        return self._lease.name
+    def __init__(self, location: Location, url: str, user: str, setting: str) -> None:
+        super().__init__(location, _ALONE)
+        self.url, self._user, self._setting = url, user, setting
 
     def check(self) -> None:
         """Check without a request to the store that the lease was renewed in time.
@@ -243,7 +239,7 @@ class SoleLease:
         Raises:
             CheckpointsInUseError: if it was not.
         """
-        if self._lease.is_lost:
+        if self.is_lost:
             raise CheckpointsInUseError(
                 f"Another {self._user} may use the {self._setting} {self.url}: this one was suspended, or cut off "
                 f"from it, for more than {LEASE_S:g} s, so others assume that it has ended. Wait until the other "
@@ -266,7 +262,7 @@ class SoleLease:
         """
         check_lease(self.url, self.name, user=self._user, setting=self._setting)
         with store_errors(f"The folder {self.url} cannot be written"):
-            self._lease.change_name()
+            super().change_name()
         self.check()
         return self.name
 
@@ -292,17 +288,16 @@ def hold_alone(
         f"The folder {url} cannot be written",
         f"Choose a {setting} that the driver and every executor can write.",
     ):
-        lease = Lease(location, _ALONE)
-    alone = SoleLease(lease, url, user, setting)
+        lease = SoleLease(location, url, user, setting)
     with lease:
         with store_errors(f"It cannot be determined whether another {user} uses {url}"):
             # Again after each wait: the other holder may have changed the name of its lease meanwhile.
             while others := [name for name in _names_of_leases(location, _ALONE) if name != lease.name]:
                 for name in others:
                     _await_end(location, name, on_wait, f"the {setting} {url}", user)
-        yield alone
+        yield lease
         lease.renew_a_last_time()
-        alone.check()
+        lease.check()
 
 
 def check_lease(url: str, name: str, *, user: str, setting: str) -> None:

@@ -28,13 +28,13 @@ import re
 import shutil
 import tempfile
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from sparkdl import __version__
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
-from sparkdl.data.store.housekeeping import list_folders
+from sparkdl.data.store.housekeeping import list_folders, remove_folder
 from sparkdl.errors import CheckpointError
 from sparkdl.foreign_errors import explain_failure, store_errors
 
@@ -135,11 +135,6 @@ class Checkpoint:
     url: str
     manifest: Manifest
 
-    @property
-    def location(self) -> Location:
-        """Location of its folder."""
-        return open_location(self.url)
-
     def check(self, rank: int = 0, world_size: int = 1) -> None:
         """Read the files once and compare their sizes and checksums with the manifest.
 
@@ -151,7 +146,7 @@ class Checkpoint:
             DamagedCheckpointError: if a file is missing or differs.
             StoreError: if the folder cannot be read.
         """
-        location = self.location
+        location = open_location(self.url)
         for name in sorted(self.manifest.files)[rank::world_size]:
             expected = self.manifest.files[name]
             digest, num_bytes = hashlib.sha256(), 0
@@ -175,7 +170,7 @@ class Checkpoint:
         """
         import torch
 
-        name, location = state_file(rank), self.location
+        name, location = state_file(rank), open_location(self.url)
         with open_file(location, name) as file:
             try:
                 if location.is_local:
@@ -366,13 +361,8 @@ class CheckpointFolder:
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, its manifest first; a failure is logged."""
-        path, filesystem = f"{self._location.path}/{name}", self._location.filesystem
         try:
-            with suppress(FileNotFoundError):
-                filesystem.rm(f"{path}/{MANIFEST}")
-            with suppress(FileNotFoundError):
-                filesystem.rm(path, recursive=True)
-            filesystem.invalidate_cache()
+            remove_folder(self.location(name), MANIFEST)
         except Exception as error:  # training does not depend on it
             logger.warning(
                 "The checkpoint %s/%s could not be removed: %s", self.url, name, explain_failure(error)

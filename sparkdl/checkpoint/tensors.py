@@ -41,7 +41,8 @@ from sparkdl.checkpoint.folder import (
 )
 from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
-from sparkdl.errors import CheckpointError, ParamError, SparkdlError
+from sparkdl.data.files.filesystems import open_location
+from sparkdl.errors import CheckpointError, ParamError, SparkdlError, listed
 from sparkdl.foreign_errors import store_error
 from sparkdl.model.weights_file import can_be_written, read_header, read_rows
 
@@ -248,7 +249,7 @@ class TrainingTensors:
         """
         _check_same_model(checkpoint, call_on_all_ranks(self._describe, group))
         if missing := sorted(self._others.keys() - checkpoint.manifest.tensors.keys()):
-            raise CheckpointError(f"The checkpoint {checkpoint.url} lacks {_list(missing)}.")
+            raise CheckpointError(f"The checkpoint {checkpoint.url} lacks {listed(missing, 5)}.")
 
     def check_optimizer(self, values: Mapping[str, Any], url: str) -> None:
         """Check that the values of a checkpoint have the state of such an optimizer.
@@ -384,12 +385,12 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
     }
     problems = []
     if missing := sorted(here.keys() - there.keys()):
-        problems.append(f"it lacks {_list(missing)}")
+        problems.append(f"it lacks {listed(missing, 5)}")
     if superfluous := sorted(there.keys() - here.keys()):
-        problems.append(f"it has {_list(superfluous)}, which the model does not have")
+        problems.append(f"it has {listed(superfluous, 5)}, which the model does not have")
     if others := [name for name in here if name in there and here[name] != there[name]]:
         pairs = [f"{name} ({_show(*there[name])} there, {_show(*here[name])} here)" for name in others]
-        problems.append(f"tensors differ: {_list(pairs)}")
+        problems.append(f"tensors differ: {listed(pairs, 5)}")
     if problems:
         raise CheckpointError(
             f"The checkpoint {url} is of another model: {'; '.join(problems)}. Nothing was loaded. Build the model as "
@@ -406,13 +407,8 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
         if differ:
             raise CheckpointError(
                 f"The optimizer in the checkpoint {url} has other parameters, or other groups of them: "
-                f"{_list(differ)}. Nothing was loaded. Make the optimizer as it was."
+                f"{listed(differ, 5)}. Nothing was loaded. Make the optimizer as it was."
             )
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
 
 
 def _show(shape: Sequence[int], dtype: str) -> str:
@@ -601,7 +597,7 @@ class _PartReader(_OneCheckpoint, StorageReader):
     set_up_storage_reader = _OneCheckpoint.set_up
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._location = checkpoint.location
+        self._location = open_location(checkpoint.url)
         self._tensors = checkpoint.manifest.tensors
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - torch passes them

@@ -108,11 +108,11 @@ def list_folders(location: Location) -> list[str]:
     return sorted(names)
 
 
-def remove_folder(location: Location) -> None:
-    """Remove a folder, its manifest first, so that a partly removed dataset is never read."""
+def remove_folder(location: Location, manifest: str = MANIFEST_NAME) -> None:
+    """Remove a folder, its manifest first, so that a partly removed dataset or checkpoint is never read."""
     filesystem = location.filesystem
     with suppress(FileNotFoundError):
-        filesystem.rm(f"{location.path}/{MANIFEST_NAME}")
+        filesystem.rm(f"{location.path}/{manifest}")
     with suppress(FileNotFoundError):
         filesystem.rm(location.path, recursive=True)
     filesystem.invalidate_cache()

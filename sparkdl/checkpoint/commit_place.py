@@ -7,6 +7,7 @@ write: a rank that was wrongly considered lost must not write to the folder from
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sparkdl.checkpoint.folder import CheckpointFolder
 from sparkdl.data.files.lease import check_lease
@@ -22,7 +23,11 @@ class CommitPlace:
     Attributes:
         url: path or URL of the folder.
         lease: name of the driver's lease on the folder.
+        provided: the place in which this process stores commits, which a launcher of ranks sets; None if they stay in
+            memory.
     """
+
+    provided: ClassVar[CommitPlace | None] = None
 
     url: str
     lease: str
@@ -59,17 +64,3 @@ class CommitPlace:
         if name is None:
             return "the beginning, as nothing was committed"
         return f"commit {self.folder(0).number(name)} of its state"
-
-
-_provided: list[CommitPlace] = []
-"""The commits of this process's run, as the only entry; empty if commits stay in memory."""
-
-
-def provide_commits(commits: CommitPlace) -> None:
-    """Set the place in which this process stores commits. For launchers of ranks."""
-    _provided[:] = [commits]
-
-
-def provided_commits() -> CommitPlace | None:
-    """Return the place in which this process stores commits; None if they stay in memory."""
-    return _provided[0] if _provided else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sparkdl.checkpoint.commit_place import provided_commits
+from sparkdl.checkpoint.commit_place import CommitPlace
 from sparkdl.checkpoint.parts import Part, StateDictPart, mark_stages
 from sparkdl.checkpoint.values import check_values
 from sparkdl.collective.current import at_end, communicator_for, provided
@@ -220,7 +220,7 @@ class TrainingState:
 
     def _keep(self) -> None:
         """If the run stores commits, store this one: rank 0 all of it, or every rank its part if parts are sharded."""
-        commits, sharded, rank = provided_commits(), self._sharded_parts(), self._ranks.rank()
+        commits, sharded, rank = CommitPlace.provided, self._sharded_parts(), self._ranks.rank()
         if commits is None or not (sharded or rank == 0):
             return
         from sparkdl.checkpoint.tensors import Content, write_checkpoint
@@ -255,7 +255,7 @@ class TrainingState:
         Raises:
             CheckpointError: if the commit is of other modules or optimizers, or is damaged.
         """
-        commits, sharded, rank = provided_commits(), self._sharded_parts(), self._ranks.rank()
+        commits, sharded, rank = CommitPlace.provided, self._sharded_parts(), self._ranks.rank()
         if commits is None or not (sharded or rank == 0):
             return False
         if rank == 0:

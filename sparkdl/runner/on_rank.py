@@ -196,7 +196,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
 
 def _enter_world(context: RankContext, setup: RankSetup) -> None:
     """Set what depends on the ranks that there are: variables, the place of commits, and torch.distributed."""
-    from sparkdl.checkpoint.commit_place import provide_commits
+    from sparkdl.checkpoint.commit_place import CommitPlace
     from sparkdl.torch import init_process_group
 
     world = context.world
@@ -209,7 +209,8 @@ def _enter_world(context: RankContext, setup: RankSetup) -> None:
         max_restarts=setup.max_restarts,
     )
     if setup.commits is not None:
-        provide_commits(setup.commits if world is None else replace(setup.commits, lease=world.lease))
+        commits = setup.commits if world is None else replace(setup.commits, lease=world.lease)
+        CommitPlace.provided = commits
     if setup.init_torch:
         # A process that initializes CUDA takes hundreds of MiB of GPU memory.
         init_process_group(context.communicator, timeout_s=setup.operation_timeout_s, cuda=setup.gpus > 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.checkpoint.commit_place import provided_commits
+from sparkdl.checkpoint.commit_place import CommitPlace
 from sparkdl.checkpoint.parts import Part, StateDictPart
 from sparkdl.checkpoint.training_state import Ranks, TrainingState
 from sparkdl.collective.current import provided
@@ -62,7 +62,7 @@ class State:
         self.check_host_updates()
 
     def _keep(self) -> None:
-        if provided_commits() is not None and self._rank() == 0:
+        if CommitPlace.provided is not None and self._rank() == 0:
             logger.warning(
                 "The commits of a %s are lost with the ranks: only those of an ObjectState or TorchState outlive them.",
                 type(self).__name__,

@@ -3,7 +3,3 @@
 Runs on driver and ranks, without Spark and Petastorm. Begin with :mod:`~sparkdl.data.dataset.dataset`; the footers of
 the files are read in :mod:`~sparkdl.data.dataset.footers`.
 """
-
-from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup
-
-__all__ = ["Column", "ParquetDataset", "RowGroup"]  # pickles refer to them by these names

@@ -3,7 +3,3 @@
 Runs on the *driver*. Begin with :mod:`~sparkdl.data.store.store`; :mod:`~sparkdl.data.store.housekeeping` decides what
 may be removed.
 """
-
-from sparkdl.data.store.store import Store
-
-__all__ = ["Store"]  # pickles refer to them by these names

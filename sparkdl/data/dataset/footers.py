@@ -29,6 +29,7 @@ from sparkdl.data.dataset.arrow import (
 )
 from sparkdl.data.dataset.column_chunks import ColumnChunk, parse_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, folder_values, missing_column_error
+from sparkdl.data.dataset.delta_tables import files_of_delta
 from sparkdl.data.dataset.row_group_file import RowGroupFile, is_damage
 from sparkdl.data.dataset.table_logs import is_delta_table, refuse_tables
 from sparkdl.data.files.changed_files import version_of
@@ -68,18 +69,12 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
     with reading_from(url):
         paths = _paths_below(location)
         if is_delta_table(location.filesystem, location.path):
-            return _files_of_delta(location, url)
+            return files_of_delta(location, url)
         refuse_tables(location.filesystem, location.path, url, paths)
         files = _data_files(paths)
         if not files:
             raise _none_found(location, url)
     return files
-
-
-def _files_of_delta(location: Location, url: str, *, without_partitions: bool = False) -> list[str]:
-    from sparkdl.data.dataset.delta_tables import files_of_delta  # most datasets are none
-
-    return files_of_delta(location, url, without_partitions=without_partitions)
 
 
 def list_parquet_files(location: Location) -> list[str]:
@@ -111,7 +106,7 @@ def urls_for_spark(url: str) -> list[str]:
         return [url]
     root = url if location.is_local else location.spark_url
     if is_delta:
-        files = _files_of_delta(location, url, without_partitions=True)
+        files = files_of_delta(location, url, without_partitions=True)
         return [f"{root.rstrip('/')}/{path}" for path in files]
     for folder, below in paths.items():
         refuse_tables(filesystem, folder, url, below)
@@ -431,12 +426,8 @@ def _object_bytes(footers: Sequence[_Footer], name: str) -> int:
 
 
 def _value_range(footers: Sequence[_Footer], name: str, *, signed: bool) -> tuple[int, int] | None:
-    lows, highs = [], []
-    for footer in footers:
-        for chunk in footer.chunks(name):
-            limits = chunk.int_range(signed=signed)
-            if limits is None:
-                return None
-            lows.append(limits[0])
-            highs.append(limits[1])
-    return min(lows), max(highs)
+    ranges = [chunk.int_range(signed=signed) for footer in footers for chunk in footer.chunks(name)]
+    known = [limits for limits in ranges if limits is not None]
+    if len(known) < len(ranges):
+        return None
+    return min(low for low, _ in known), max(high for _, high in known)

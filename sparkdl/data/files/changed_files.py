@@ -61,10 +61,10 @@ class WatchedFiles:
             files without a known version are left out.
     """
 
-    def __init__(self, open_file: Callable[[str], Any], described: Mapping[str, str] | None = None) -> None:
+    def __init__(self, open_file: Callable[[str], Any], described: Mapping[str, str]) -> None:
         self._open_file = open_file
-        self._described = described or {}
-        self._seen: dict[str, str | None] = dict(self._described)
+        self._described = described
+        self._seen: dict[str, str | None] = dict(described)
         self._lock = threading.Lock()
 
     def open(self, path: str) -> Any:

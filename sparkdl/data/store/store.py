@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -197,7 +196,7 @@ class Store:
         """Yield a new folder to write a dataset into; it is removed unless the dataset is committed.
 
         Args:
-            name: readable part of the folder's name.
+            name: first part of the folder's name.
             key: key of the dataset's content, if other processes may find and use it with :meth:`find_dataset`; or
                 None.
 
@@ -207,7 +206,7 @@ class Store:
         self.check_writable()
         # The time comes first, so that all processes agree which of two writers of the same content came first.
         token = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
-        parts = [_as_file_name(name), *([key] if key else []), token]
+        parts = [name, *([key] if key else []), token]
         staged = StagedDataset(f"{self.url}/{'-'.join(parts)}")
         try:
             yield staged
@@ -249,7 +248,7 @@ class Store:
         """Whether a process is writing a dataset with that name and key.
 
         Args:
-            name: readable part of the folder's name.
+            name: first part of the folder's name.
             key: key of the content.
             before: URL of a dataset that is being written; only those that began before it count. None for all.
         """
@@ -284,7 +283,7 @@ class Store:
         )
 
     def _urls_with_key(self, name: str, key: str) -> list[str]:
-        prefix = f"{_as_file_name(name)}-{key}-"
+        prefix = f"{name}-{key}-"
         with store_errors(f"The Store {self.url} cannot be listed"):
             self.filesystem.invalidate_cache()
             if not self.filesystem.exists(self.location.path):
@@ -379,7 +378,3 @@ def _check_duration(name: str, value: timedelta) -> None:
         )
     if value < timedelta(0):
         raise ParamError(f"{name} must not be negative, got {value}.")
-
-
-def _as_file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]+", "-", name).strip("-")[:40] or "dataset"

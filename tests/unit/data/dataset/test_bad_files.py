@@ -160,7 +160,7 @@ def test_file_that_vanishes_or_changes_between_epochs_is_an_error(dataset: Parqu
 def test_rewritten_file_is_detected_by_its_fsspec_details(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
-    watched = WatchedFiles(fsspec.filesystem("file").open)
+    watched = WatchedFiles(fsspec.filesystem("file").open, {})
     for _ in range(2):
         watched.open(str(path)).close()
     path.write_bytes(b"afterwards")

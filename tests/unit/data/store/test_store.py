@@ -19,7 +19,7 @@ WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 
 def commit_copy(store: Store, dataset: ParquetDataset, key: str | None = None) -> ParquetDataset:
-    with store.stage_dataset("a fit", key) as staged:
+    with store.stage_dataset("a-fit", key) as staged:
         store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
         return staged.commit(replace(dataset, url=staged.url))
 
@@ -42,7 +42,7 @@ def test_a_committed_dataset_is_described_by_its_manifest(store: Store, write_da
 
 def test_a_dataset_that_failed_leaves_nothing_behind(store: Store, write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10]])
-    with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("a fit") as staged:
+    with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("a-fit") as staged:
         store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
         raise RuntimeError("the executors gave up")
     assert store.filesystem.ls(store.location.path, detail=False) == []

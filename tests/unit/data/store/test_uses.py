@@ -79,7 +79,7 @@ def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -
     dataset = commit_copy(store, rows, "key")
     for path in Path(dataset.url).iterdir():
         os.utime(path, (1, 1))
-    found = store.find_dataset("a fit", "key")
+    found = store.find_dataset("a-fit", "key")
     assert found is not None
     found[1].end()
     assert store.cleanup() == []
@@ -92,7 +92,7 @@ def test_dataset_marked_for_removal_is_not_found(tmp_path: Path, rows: ParquetDa
     store = Store(tmp_path / "store")
     dataset = commit_copy(store, rows, "key")
     (Path(dataset.url) / "_removing").touch()
-    assert store.find_dataset("a fit", "key") is None
+    assert store.find_dataset("a-fit", "key") is None
     # The process that was to remove it died; the next cleanup does it.
     assert store.cleanup() == [dataset.url]
 

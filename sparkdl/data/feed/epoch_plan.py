@@ -49,7 +49,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The division among ranks of an epoch's rows, or of the rows that earlier stretches left.
+    """The part of an epoch that a feed yields: the rows that earlier stretches left, divided among ranks.
 
     Attributes:
         row_counts: number of rows of every row group, including rows that have been read.
@@ -57,8 +57,9 @@ class EpochPlan:
         seed: any integer.
         epoch: number of the epoch, from 0.
         shuffle: whether row groups, and then rows, are shuffled.
-        stretch: number of earlier stretches.
+        stretches: stretches of the epoch before this plan.
         left: unread rows by row group, for the row groups that were read in part.
+        num_taken: number of rows that each rank has already had of its shard.
     """
 
     row_counts: Sequence[int]
@@ -66,12 +67,27 @@ class EpochPlan:
     seed: int
     epoch: int
     shuffle: bool
-    stretch: int = 0
+    stretches: tuple[Stretch, ...] = ()
     left: Mapping[int, Indices] = field(default_factory=dict)
+    num_taken: Taken = 0
 
     def rows_of_ranks(self) -> list[int]:
         """Return how many rows each rank has; they differ by at most one."""
         return divided_rows(sum(self._counts_left()), self.world_size)
+
+    def rows_to_come(self) -> list[int]:
+        """Return how many rows each rank still gets."""
+        shards = enumerate(self.rows_of_ranks())
+        return [max(rows - taken_by(rank, self.num_taken), 0) for rank, rows in shards]
+
+    def taken_after(self, given: Taken) -> Taken:
+        """Return how many rows each rank has had of its shard after so many more, or after all that are left."""
+        if isinstance(given, int) and isinstance(self.num_taken, int):
+            return self.num_taken + given
+        return tuple(
+            min(taken_by(rank, self.num_taken) + taken_by(rank, given), rows)
+            for rank, rows in enumerate(self.rows_of_ranks())
+        )
 
     def shards(self) -> list[list[RowGroupPart]]:
         """Return the rows of every rank in the order in which it reads them."""
@@ -88,7 +104,7 @@ class EpochPlan:
 
     def order(self, rank: int, num_rows: int, buffer_rows: int) -> ShuffleOrder:
         """Return the order in which a rank's shard of ``num_rows`` rows leaves its shuffle buffer."""
-        key = (self.seed, self.epoch, rank, *([self.stretch] if self.stretch else []))
+        key = (self.seed, self.epoch, rank, *([len(self.stretches)] if self.stretches else []))
         return ShuffleOrder(num_rows, buffer_rows, random_bits(*key))
 
     def unread(
@@ -119,7 +135,7 @@ class EpochPlan:
             for row_group, count in enumerate(self.row_counts)
             if sum(map(len, rows_left[row_group])) < count
         }
-        return replace(self, world_size=world_size, stretch=self.stretch + 1, left=left)
+        return replace(self, world_size=world_size, stretches=(*self.stretches, taken), left=left)
 
     def _counts_left(self) -> list[int]:
         counts = list(self.row_counts)

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset, Preparation
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.data.feed.cache import BlockCache
-    from sparkdl.data.feed.epoch_plan import Rows
-    from sparkdl.data.feed.state import EpochSlice
+    from sparkdl.data.feed.epoch_plan import EpochPlan, Rows
     from sparkdl.data.files.filesystems import Location
 
 _MAX_SHUFFLED_AHEAD = 16
@@ -150,16 +149,16 @@ class EpochReader:
         return self.row_counts
 
     def blocks(
-        self, part: EpochSlice, rank: int, stack: ExitStack, *, num_streams: int = 1
+        self, plan: EpochPlan, rank: int, stack: ExitStack, *, num_streams: int = 1
     ) -> Iterator[Block]:
-        """Start to read a rank's rows in a slice of an epoch, and return their blocks in training order.
+        """Start to read a rank's rows of an epoch, and return their blocks in training order.
 
         Closing ``stack`` stops the reading. Of threads, at least one, and ``read_ahead_bytes`` it takes one part of
         ``num_streams``.
         """
-        plan, shard = part.plan, part.plan.shards()[rank]
+        shard = plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
-        taken = min(taken_by(rank, part.num_taken), num_rows)
+        taken = min(taken_by(rank, plan.num_taken), num_rows)
         buffer_rows = self._buffer_rows
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:

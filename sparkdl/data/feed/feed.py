@@ -273,7 +273,7 @@ class ParquetFeed(Closing):
 
     def rows_in_epoch(self, epoch: int) -> list[int]:
         """Return how many rows :meth:`epoch` yields on each rank: fewer if the epoch was resumed."""
-        return self._schedule.slice_of(epoch).rows_to_come()
+        return self._schedule.plan_of(epoch).rows_to_come()
 
     def rows_in_step(self, step: int, epoch: int | None = None) -> list[int]:
         """Return how many rows each rank has in a step: ``batch_size`` in all but the last.
@@ -336,8 +336,8 @@ class ParquetFeed(Closing):
         epoch = int(epoch)
         self._epoch, self._given = epoch, 0
         started = time.perf_counter()
-        part = self._schedule.slice_of(epoch)
-        blocks = self._reader.blocks(part, self._rank, stack, num_streams=num_streams)
+        plan = self._schedule.plan_of(epoch)
+        blocks = self._reader.blocks(plan, self._rank, stack, num_streams=num_streams)
         self._reader.waited_s += time.perf_counter() - started
         return self._batches(epoch, cut_batches(blocks, self._batch_size))
 

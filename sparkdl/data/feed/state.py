@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.checks import check_state
-from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken, taken_by
+from sparkdl.data.feed.epoch_plan import EpochPlan, Stretch, Taken
 from sparkdl.errors import DataError
 from sparkdl.identity import checksum, differences
 
@@ -126,35 +126,6 @@ def _stretches_from_json(stretches: Sequence[Sequence[Any]]) -> tuple[Stretch, .
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochSlice:
-    """The part of an epoch that a feed yields.
-
-    Attributes:
-        plan: division of the rows among the ranks.
-        num_taken: number of rows that each rank has already had of its shard.
-        stretches: stretches of the epoch before this plan.
-    """
-
-    plan: EpochPlan
-    num_taken: Taken = 0
-    stretches: tuple[Stretch, ...] = ()
-
-    def rows_to_come(self) -> list[int]:
-        """Return how many rows each rank still gets."""
-        shards = enumerate(self.plan.rows_of_ranks())
-        return [max(rows - taken_by(rank, self.num_taken), 0) for rank, rows in shards]
-
-    def taken_after(self, given: Taken) -> Taken:
-        """Return how many rows each rank has had of its shard after so many more, or after all that are left."""
-        if isinstance(given, int) and isinstance(self.num_taken, int):
-            return self.num_taken + given
-        shards = enumerate(self.plan.rows_of_ranks())
-        return tuple(
-            min(taken_by(rank, self.num_taken) + taken_by(rank, given), rows) for rank, rows in shards
-        )
-
-
 class EpochSchedule:
     """Computes for every epoch how its rows are divided among the ranks.
 
@@ -172,7 +143,7 @@ class EpochSchedule:
         self._row_counts = tuple(row_counts)
         self._here = Stretch(world_size=world_size, buffer_rows=buffer_rows, num_taken=0)
         self._seed, self._shuffle = seed, shuffle
-        self._resumed: dict[int, EpochSlice] = {}
+        self._resumed: dict[int, EpochPlan] = {}
 
     def afresh(self) -> EpochSchedule:
         """Return a schedule of the same epochs in which none is resumed."""
@@ -180,31 +151,29 @@ class EpochSchedule:
         fresh._resumed = {}
         return fresh
 
-    def slice_of(self, epoch: int) -> EpochSlice:
+    def plan_of(self, epoch: int) -> EpochPlan:
         """Return the part of an epoch that is yielded."""
-        return self._resumed.get(epoch) or EpochSlice(plan=self._whole(epoch, self._here.world_size))
+        return self._resumed.get(epoch) or self._whole(epoch, self._here.world_size)
 
     def resume(self, progress: Progress) -> None:
         """Continue epochs from a position; the division of their earlier stretches is computed again."""
         begun = {progress.epoch: progress.stretches, **progress.later}
-        self._resumed = {epoch: self._slice_after(epoch, stretches) for epoch, stretches in begun.items()}
+        self._resumed = {epoch: self._plan_after(epoch, stretches) for epoch, stretches in begun.items()}
 
     def seek(self, epoch: int, num_taken: int) -> None:
         """Begin an epoch after the first ``num_taken`` rows of each rank, and all other epochs at their first row."""
         self._resumed = {}
         if num_taken:
-            self._resumed[epoch] = EpochSlice(
-                plan=self._whole(epoch, self._here.world_size), num_taken=num_taken
-            )
+            self._resumed[epoch] = replace(self._whole(epoch, self._here.world_size), num_taken=num_taken)
 
     def progress(self, epoch: int, num_given: int) -> Progress:
-        """Return the position after each rank got ``num_given`` rows of an epoch's slice."""
-        if num_given >= max(self.slice_of(epoch).rows_to_come()):
+        """Return the position after each rank got ``num_given`` rows of an epoch's plan."""
+        if num_given >= max(self.plan_of(epoch).rows_to_come()):
             return self._progress(epoch + 1, {})
         return self._progress(epoch, {epoch: num_given})
 
     def progress_across_epochs(self, epoch: int, num_given: int) -> Progress:
-        """Return the position after each rank got ``num_given`` rows of an epoch's slice and the following epochs.
+        """Return the position after each rank got ``num_given`` rows of an epoch's plan and the following epochs.
 
         A rank whose shard is shorter than others continues with the next epoch before them.
         """
@@ -212,7 +181,7 @@ class EpochSchedule:
         taken_of_epochs: dict[int, Taken] = {}
         last_resumed = max(self._resumed, default=epoch - 1)
         while any(left):
-            to_come = self.slice_of(epoch).rows_to_come()
+            to_come = self.plan_of(epoch).rows_to_come()
             if not taken_of_epochs and epoch > last_resumed:  # from here on all epochs are alike
                 num_epochs = min(rows // shard for rows, shard in zip(left, to_come, strict=True))
                 if num_epochs:
@@ -240,12 +209,12 @@ class EpochSchedule:
         )
 
     def _done(self, epoch: int, given: Taken) -> tuple[Stretch, ...]:
-        part = self.slice_of(epoch)
-        taken = part.taken_after(given)
+        plan = self.plan_of(epoch)
+        taken = plan.taken_after(given)
         has_begun = taken > 0 if isinstance(taken, int) else any(taken)
-        return (*part.stretches, replace(self._here, num_taken=taken)) if has_begun else part.stretches
+        return (*plan.stretches, replace(self._here, num_taken=taken)) if has_begun else plan.stretches
 
-    def _slice_after(self, epoch: int, stretches: tuple[Stretch, ...]) -> EpochSlice:
+    def _plan_after(self, epoch: int, stretches: tuple[Stretch, ...]) -> EpochPlan:
         num_taken: Taken = 0
         if stretches and replace(stretches[-1], num_taken=0) == self._here:
             num_taken, stretches = stretches[-1].num_taken, stretches[:-1]
@@ -253,7 +222,7 @@ class EpochSchedule:
         plan = self._whole(epoch, world_sizes[0])
         for stretch, world_size in zip(stretches, world_sizes[1:], strict=True):
             plan = plan.after(stretch, world_size)
-        return EpochSlice(plan=plan, num_taken=num_taken, stretches=stretches)
+        return replace(plan, num_taken=num_taken)
 
     def _whole(self, epoch: int, world_size: int) -> EpochPlan:
         return EpochPlan(

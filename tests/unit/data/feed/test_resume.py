@@ -178,15 +178,15 @@ def test_plans_pass_on_exactly_the_rows_that_were_not_taken(
             shuffle=shuffle,
         )
         schedule.resume(progress)
-        part = schedule.slice_of(epoch)
+        plan = schedule.plan_of(epoch)
         unread = [
-            part.plan.unread(
-                rank, shard, buffer_rows=max(buffer_rows, 1) if shuffle else 0, num_taken=part.num_taken
+            plan.unread(
+                rank, shard, buffer_rows=max(buffer_rows, 1) if shuffle else 0, num_taken=plan.num_taken
             )
-            for rank, shard in enumerate(part.plan.shards())
+            for rank, shard in enumerate(plan.shards())
         ]
         rows = [(group, int(row)) for parts in unread for group, rows in parts for row in as_indices(rows)]
-        assert len(rows) == sum(part.rows_to_come())
+        assert len(rows) == sum(plan.rows_to_come())
         assert len(set(rows)) == len(rows)
         assert set(rows) <= left_before
         assert all(len(rows) for parts in unread for _, rows in parts)

@@ -118,14 +118,17 @@ class _Index:
             borders = self._part(index, "documents", start, stop + 1)
             first, last = int(borders[0]), int(borders[-1])
             if first < 0 or last > self.num_sequences or (np.diff(borders) < 0).any():
-                raise self._damaged(
-                    f"documents {start} to {stop - 1} are made of sequences {borders.tolist()[:9]}"
+                raise DataError(
+                    f"{self.prefix}.idx is damaged: documents {start} to {stop - 1} are made of sequences "
+                    f"{borders.tolist()[:9]}."
                 )
             lengths = self._part(index, "lengths", first, last).astype(np.int64)
             starts = self._part(index, "starts", first, last)
             ends = starts + lengths * self.dtype.itemsize
             if (lengths < 0).any() or (starts[1:] != ends[:-1]).any():
-                raise self._damaged(f"sequences {first} to {last - 1} do not follow one another")
+                raise DataError(
+                    f"{self.prefix}.idx is damaged: sequences {first} to {last - 1} do not follow one another."
+                )
             # Start of each document, in tokens from the first one.
             at = np.concatenate([[0], np.cumsum(lengths)])[borders - first]
             offset = int(starts[0]) if len(starts) else 0
@@ -154,9 +157,6 @@ class _Index:
         before = {"lengths": 0, "starts": 4, "documents": 12}[name] * self.num_sequences
         place = _HEAD.size + before
         return _read_array(file, f"{self.prefix}.idx", dtype, place + start * dtype.itemsize, stop - start)
-
-    def _damaged(self, what: str) -> DataError:
-        return DataError(f"{self.prefix}.idx is damaged: {what}.")
 
 
 def _open_index(prefix: str) -> _Index:
@@ -198,7 +198,7 @@ def _open_index(prefix: str) -> _Index:
         )
         (last,) = index._part(file, "documents", num_borders - 1, num_borders)
         if last != num_sequences:
-            raise index._damaged(f"its documents end with sequence {last} of {num_sequences}")
+            raise DataError(f"{path} is damaged: its documents end with sequence {last} of {num_sequences}.")
         num_bytes = 0
         if num_sequences:
             (start,) = index._part(file, "starts", num_sequences - 1, num_sequences)

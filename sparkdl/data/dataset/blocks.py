@@ -157,11 +157,6 @@ def concatenate(blocks: Sequence[Block]) -> Block:
     return [np.concatenate(arrays) for arrays in zip(*blocks, strict=True)]
 
 
-def copy_of(block: Block) -> Block:
-    """Return a copy of a block, including the arrays and lists in it."""
-    return [own_objects(array) if array.dtype.hasobject else array.copy() for array in block]
-
-
 def own_objects(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a copy of an object array, with copies of the arrays and lists in it; other objects are immutable."""
     copied = array.copy()

@@ -31,7 +31,7 @@ from sparkdl.data.dataset.column_chunks import ColumnChunk, parse_footer
 from sparkdl.data.dataset.dataset import Column, ParquetDataset, RowGroup, folder_values, missing_column_error
 from sparkdl.data.dataset.delta_tables import files_of_delta
 from sparkdl.data.dataset.row_group_file import RowGroupFile, is_damage
-from sparkdl.data.dataset.table_logs import is_delta_table, refuse_tables
+from sparkdl.data.dataset.table_logs import DELTA_LOG, is_log, refuse_tables
 from sparkdl.data.files.changed_files import version_of
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.errors import (
@@ -68,7 +68,7 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
     """
     with reading_from(url):
         paths = _paths_below(location)
-        if is_delta_table(location.filesystem, location.path):
+        if is_log(location.filesystem, f"{location.path}/{DELTA_LOG}"):
             return files_of_delta(location, url)
         refuse_tables(location.filesystem, location.path, url, paths)
         files = _data_files(paths)
@@ -101,7 +101,7 @@ def urls_for_spark(url: str) -> list[str]:
         )
         folders = [path for path in matches if not filesystem.isfile(path)]
         paths = {folder: _paths_below(replace(location, path=folder)) for folder in folders}
-        is_delta = not has_pattern and is_delta_table(location.filesystem, location.path)
+        is_delta = not has_pattern and is_log(location.filesystem, f"{location.path}/{DELTA_LOG}")
     except Exception:  # Spark alone has the plugin or the credentials for the filesystem
         return [url]
     root = url if location.is_local else location.spark_url

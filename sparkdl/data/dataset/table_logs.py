@@ -55,11 +55,6 @@ def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (
         )
 
 
-def is_delta_table(filesystem: Any, path: str) -> bool:
-    """Return whether a folder is itself a Delta table."""
-    return _is_log(filesystem, f"{path}/{DELTA_LOG}")
-
-
 def find_logs(filesystem: Any, folders: Iterable[str], names: Iterable[str] = tuple(_SYSTEMS)) -> list[str]:
     """Return the paths of the logs in these folders and in all folders above them, sorted by folder.
 
@@ -76,7 +71,7 @@ def find_logs(filesystem: Any, folders: Iterable[str], names: Iterable[str] = tu
             path = path.rpartition("/")[0]
     logs = [f"{folder}/{name}" for folder in sorted(places) for name in names]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        are_there = pool.map(lambda log: _is_log(filesystem, log), logs)
+        are_there = pool.map(lambda log: is_log(filesystem, log), logs)
         return [log for log, is_there in zip(logs, are_there, strict=True) if is_there]
 
 
@@ -89,7 +84,8 @@ def _inside(path: str, paths: Iterable[str]) -> set[str]:
     return inside
 
 
-def _is_log(filesystem: Any, path: str) -> bool:
+def is_log(filesystem: Any, path: str) -> bool:
+    """Return whether a path is the log of a table, by its name and by what it holds."""
     try:
         if not filesystem.isdir(path):
             return False

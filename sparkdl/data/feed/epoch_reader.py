@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.dataset.blocks import copy_of, own_objects, slice_rows, take_rows
+from sparkdl.data.dataset.blocks import own_objects, slice_rows, take_rows
 from sparkdl.data.dataset.dataset import folder_values
 from sparkdl.data.dataset.row_choice import count_rows
 from sparkdl.data.dataset.row_group_file import RowGroupFile
@@ -262,10 +262,11 @@ class EpochReader:
         )
         if self._cache is None:
             return selected
-        if not self._buffer_rows:
-            return copy_of(selected)
         # Shuffling copies the rows, but not the objects that they refer to.
-        return [own_objects(array) if array.dtype.hasobject else array for array in selected]
+        return [
+            own_objects(array) if array.dtype.hasobject else array if self._buffer_rows else array.copy()
+            for array in selected
+        ]
 
     def _chosen(self, row_group: int, table: pa.Table) -> Block:
         """Return all rows that pass the filter as a block."""

@@ -157,11 +157,6 @@ class Store:
         """Filesystem, path and Spark's URL of this Store."""
         return open_location(self.url)
 
-    @property
-    def filesystem(self) -> Any:
-        """The fsspec filesystem that the Store lies on."""
-        return self.location.filesystem
-
     def check_writable(self) -> None:
         """Write, read and remove a small file, so that an unusable Store is detected before any work.
 
@@ -171,12 +166,12 @@ class Store:
         probe = f"{self.location.path}/probe-{uuid.uuid4().hex}.tmp"
         try:
             self.location.make_folder()
-            self.filesystem.pipe_file(probe, b"sparkdl")
-            content = self.filesystem.cat_file(probe)
-            self.filesystem.rm(probe)
+            self.location.filesystem.pipe_file(probe, b"sparkdl")
+            content = self.location.filesystem.cat_file(probe)
+            self.location.filesystem.rm(probe)
         except Exception as error:
             with suppress(Exception):
-                self.filesystem.rm(probe)
+                self.location.filesystem.rm(probe)
             raise self.cannot_be_written(error) from error
         if content != b"sparkdl":
             raise StoreError(f"The Store {self.url} does not give back what was written to it.")
@@ -285,8 +280,8 @@ class Store:
     def _urls_with_key(self, name: str, key: str) -> list[str]:
         prefix = f"{name}-{key}-"
         with store_errors(f"The Store {self.url} cannot be listed"):
-            self.filesystem.invalidate_cache()
-            if not self.filesystem.exists(self.location.path):
+            self.location.filesystem.invalidate_cache()
+            if not self.location.filesystem.exists(self.location.path):
                 return []
             return [
                 f"{self.url}/{folder}" for folder in list_folders(self.location) if folder.startswith(prefix)

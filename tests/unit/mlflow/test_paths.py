@@ -87,7 +87,7 @@ def use_store(url):
     store = Store(url)
     store.check_writable()
     with store.stage_dataset("rows") as staged:
-        store.filesystem.pipe_file(f"{store.location.path}/{staged.url.rpartition('/')[2]}/f", b"1")
+        store.location.filesystem.pipe_file(f"{store.location.path}/{staged.url.rpartition('/')[2]}/f", b"1")
     (Path("run") / "deep").mkdir(parents=True)
     (Path("run") / "deep" / "f").write_bytes(b"12")
     shelf = UnsentRuns(store)

@@ -43,7 +43,7 @@ def test_folders_come_back_as_they_were_and_leave_nothing_behind(store, tmp_path
     for name in ("a", "b"):
         shelf.remove(name)
     assert shelf.names() == []
-    assert not store.filesystem.exists(f"{store.location.path}/unsent-runs")
+    assert not store.location.filesystem.exists(f"{store.location.path}/unsent-runs")
 
 
 def test_a_folder_without_its_last_file_is_left_alone(store, tmp_path):

@@ -62,7 +62,7 @@ def test_rows_are_written_scanned_and_fed_to_ranks(store: Store) -> None:
                 rows += batch["x"].tolist()
     assert sorted(rows) == list(range(1000))
     assert remove_unless_used(dataset.url)
-    assert store.filesystem.find(store.location.path) == []
+    assert store.location.filesystem.find(store.location.path) == []
 
 
 def test_dataset_is_found_by_its_key_and_kept_by_cleanup_while_it_is_read(store: Store) -> None:
@@ -75,7 +75,7 @@ def test_dataset_is_found_by_its_key_and_kept_by_cleanup_while_it_is_read(store:
     found[1].end()
     assert store.cleanup() == []
     assert store.cleanup(timedelta(0)) == [dataset.url]
-    assert store.filesystem.find(store.location.path) == []
+    assert store.location.filesystem.find(store.location.path) == []
 
 
 def test_sets_committed_at_once_are_each_complete(store: Store) -> None:
@@ -102,7 +102,7 @@ def test_dataset_that_was_not_committed_is_removed(store: Store) -> None:
         assert store.find_dataset("fit", "abcd") is None
         assert store.is_being_written("fit", "abcd")
         raise RuntimeError("the executors gave up")
-    assert store.filesystem.find(store.location.path) == []
+    assert store.location.filesystem.find(store.location.path) == []
 
 
 def test_missing_bucket_is_named_and_not_created() -> None:

@@ -20,7 +20,7 @@ WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 def commit_copy(store: Store, dataset: ParquetDataset, key: str | None = None) -> ParquetDataset:
     with store.stage_dataset("a-fit", key) as staged:
-        store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
+        store.location.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
         return staged.commit(replace(dataset, url=staged.url))
 
 
@@ -37,15 +37,17 @@ def test_a_committed_dataset_is_described_by_its_manifest(store: Store, write_da
     assert committed.url.startswith(f"{store.url}/a-fit-")
     assert open_dataset(committed.url) == committed == scan_dataset(committed.url)
     assert open_dataset(committed.url).column("id").value_range == (0, 32)
-    assert store.filesystem.ls(store.location.path, detail=False) == [open_location(committed.url).path]
+    assert store.location.filesystem.ls(store.location.path, detail=False) == [
+        open_location(committed.url).path
+    ]
 
 
 def test_a_dataset_that_failed_leaves_nothing_behind(store: Store, write_dataset: WriteDataset) -> None:
     dataset = write_dataset([[10]])
     with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("a-fit") as staged:
-        store.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
+        store.location.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
         raise RuntimeError("the executors gave up")
-    assert store.filesystem.ls(store.location.path, detail=False) == []
+    assert store.location.filesystem.ls(store.location.path, detail=False) == []
 
 
 def test_a_folder_without_manifest_is_neither_read_nor_deleted(write_dataset: WriteDataset) -> None:
@@ -60,7 +62,7 @@ def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: Write
     committed = commit_copy(store, write_dataset([[10]]))
     assert remove_unless_used(committed.url)
     assert not remove_unless_used(committed.url)
-    assert not store.filesystem.exists(open_location(committed.url).path)
+    assert not store.location.filesystem.exists(open_location(committed.url).path)
 
 
 def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
@@ -79,7 +81,7 @@ def test_store_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
     store.check_writable()
-    assert store.filesystem.ls(store.location.path, detail=False) == []
+    assert store.location.filesystem.ls(store.location.path, detail=False) == []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def rows(write_dataset: WriteDataset) -> ParquetDataset:
 
 def names_in(store: Store) -> list[str]:
     return sorted(
-        str(path).rsplit("/", 1)[-1] for path in store.filesystem.ls(store.location.path, detail=False)
+        str(path).rsplit("/", 1)[-1]
+        for path in store.location.filesystem.ls(store.location.path, detail=False)
     )
 
 
@@ -50,14 +51,14 @@ def test_datasets_in_use_are_kept_whatever_their_age(store: Store, rows: Parquet
 
 
 def test_files_of_others_in_the_store_are_never_removed(store: Store, rows: ParquetDataset) -> None:
-    store.filesystem.makedirs(f"{store.location.path}/mine", exist_ok=True)
-    store.filesystem.put(rows.url + "/", f"{store.location.path}/mine/", recursive=True)
-    with store.filesystem.open(f"{store.location.path}/notes.txt", "wb") as file:
+    store.location.filesystem.makedirs(f"{store.location.path}/mine", exist_ok=True)
+    store.location.filesystem.put(rows.url + "/", f"{store.location.path}/mine/", recursive=True)
+    with store.location.filesystem.open(f"{store.location.path}/notes.txt", "wb") as file:
         file.write(b"mine")
     assert store.cleanup(timedelta(0)) == []
     assert not remove_unless_used(f"{store.url}/mine")
     assert {"mine", "notes.txt"} <= set(names_in(store))
-    assert len(store.filesystem.ls(f"{store.location.path}/mine")) == 2
+    assert len(store.location.filesystem.ls(f"{store.location.path}/mine")) == 2
 
 
 def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.checks import check_counts
@@ -184,26 +183,21 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
         rank, world_size = cur_shard or 0, 1 if shard_count is None else shard_count
         if not 0 <= rank < world_size:
             raise ParamError(f"cur_shard must be in [0, {world_size}), which is shard_count; got {rank}.")
-        if num_epochs is not None:
-            check_counts(least=1, num_epochs=num_epochs)
+        counts = {
+            "workers_count": workers_count,
+            "num_epochs": num_epochs,
+            "cache_size_limit": cache_size_limit,
+        }
+        check_counts(least=1, **{name: count for name, count in counts.items() if count is not None})
+        check_counts(least=0, shuffling_queue_capacity=shuffling_queue_capacity or 0)
         if cache_type not in _CACHES:
             raise ParamError(f"cache_type must be 'memory', 'local-disk' or None, got {cache_type!r}.")
-        cache = _CACHES[cache_type]
-        if cache == "disk" and cache_location is not None and not Path(cache_location).is_dir():
-            raise ParamError(f"cache_location must be a folder that exists, got {cache_location!r}.")
         if shuffling_queue_capacity and not shuffle_row_groups:
             raise ParamError(
                 "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
                 "shuffle_row_groups=True, or the capacity to 0."
             )
-        num_threads = 2 if workers_count is None else workers_count
-        check_counts(least=1, workers_count=num_threads, batch_size=batch_size)
-        if shuffling_queue_capacity is not None:
-            check_counts(least=0, shuffling_queue_capacity=shuffling_queue_capacity)
-        limit: dict[str, Any] = {}
-        if cache_size_limit is not None:
-            check_counts(least=1, cache_size_limit=cache_size_limit)
-            limit = {"cache_limit_bytes": cache_size_limit}
+        limit: dict[str, Any] = {} if cache_size_limit is None else {"cache_limit_bytes": cache_size_limit}
         feed = ParquetFeed(
             self.dataset,
             columns=schema_fields,
@@ -212,11 +206,11 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
             batch_size=batch_size,
             shuffle=shuffle_row_groups,
             seed=seed or 0,
-            num_threads=num_threads,
+            num_threads=workers_count or 2,
             shuffle_buffer_rows=1 if shuffling_queue_capacity == 0 else shuffling_queue_capacity,
             row_filter=predicate,
             transform=transform_spec,
-            cache=cache,
+            cache=_CACHES[cache_type],
             cache_folder=cache_location,
             **limit,
         )

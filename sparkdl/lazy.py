@@ -22,7 +22,4 @@ def attributes(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name], package), name)
 
-    def names() -> list[str]:
-        return sorted({*vars(importlib.import_module(package)), *modules})
-
-    return load, names
+    return load, lambda: sorted({*vars(importlib.import_module(package)), *modules})

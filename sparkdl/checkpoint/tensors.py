@@ -142,15 +142,15 @@ class TrainingTensors:
             for parameter in group["params"]
         }
 
-    def _describe(self) -> tuple[dict[str, tuple[list[int], str]], dict[str, int] | None]:
-        """Shape and dtype of each tensor of the model, and :meth:`groups`."""
+    def _describe(self) -> tuple[dict[str, str], dict[str, int] | None]:
+        """Dtype and shape of each tensor of the model, as text, and :meth:`groups`."""
         shapes = {}
         for name, (tensor, *_) in self._tensors.items():
             if tensor.is_meta:
                 raise ParamError(
                     f"{name!r} is on the meta device. Call module.to_empty(device=...) before a checkpoint is loaded."
                 )
-            shapes[name] = (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            shapes[name] = f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.")
         return shapes, self.groups()
 
     def copy(self) -> StoredState:
@@ -379,7 +379,7 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
     for shapes, _ in described:
         here.update(shapes)
     there = {
-        name.removeprefix(f"{_MODEL}/"): (entry["shape"], entry["dtype"])
+        name.removeprefix(f"{_MODEL}/"): f"{entry['dtype']}{entry['shape']}"
         for name, entry in manifest.tensors.items()
         if name.startswith(f"{_MODEL}/")
     }
@@ -389,7 +389,7 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
     if superfluous := sorted(there.keys() - here.keys()):
         problems.append(f"it has {listed(superfluous, 5)}, which the model does not have")
     if others := [name for name in here if name in there and here[name] != there[name]]:
-        pairs = [f"{name} ({_show(*there[name])} there, {_show(*here[name])} here)" for name in others]
+        pairs = [f"{name} ({there[name]} there, {here[name]} here)" for name in others]
         problems.append(f"tensors differ: {listed(pairs, 5)}")
     if problems:
         raise CheckpointError(
@@ -409,10 +409,6 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
                 f"The optimizer in the checkpoint {url} has other parameters, or other groups of them: "
                 f"{listed(differ, 5)}. Nothing was loaded. Make the optimizer as it was."
             )
-
-
-def _show(shape: Sequence[int], dtype: str) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,21 +117,18 @@ class Lease(AbstractContextManager["Lease"]):
         if self._has_ended:
             return
         self._has_ended = True
-        self._stop()
+        self._is_over.set()
         self._within_timeout(self._remove)
 
     def renew_a_last_time(self) -> None:
         """Stop renewing the lease, and find out whether it is lost, unless the store does not answer."""
-        self._stop()
-        self._within_timeout(self._look_or_warn)
-
-    def _stop(self) -> None:
         self._is_over.set()
-        self._thread.join(STORE_TIMEOUT_S)
+        self._within_timeout(self._look_or_warn)
 
     def _within_timeout(self, function: Callable[[], object]) -> None:
         """Call a function that uses the store, after the renewals have stopped; warn if the store does not answer."""
         thread = self._thread
+        thread.join(STORE_TIMEOUT_S)
         if not thread.is_alive():
             thread = threading.Thread(target=function, name="sparkdl-lease-end", daemon=True)
             thread.start()

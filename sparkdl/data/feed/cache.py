@@ -11,9 +11,7 @@ it is read with its own footer.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import CHECKING
@@ -153,32 +150,22 @@ def _own_folder(parent: str | None) -> Path:
         ) from error
 
 
-def _mapped(path: Path, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Map the values that np.save wrote after its header.
-
-    np.load would parse the header with ast, which in CPython 3.11 fails occasionally on several threads at once.
-    """
-    header_bytes = path.stat().st_size - array.nbytes
-    return np.memmap(path, array.dtype, "r", offset=header_bytes, shape=array.shape)
-
-
 def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
     """Write the arrays of a block to files and map them; if one cannot be written, all files are removed."""
-    paths = [folder / f"{row_group}-{index}.npy" for index in range(len(block))]
+    paths = [folder / f"{row_group}-{index}" for index in range(len(block))]
+    mapped: Block = []
     try:
         for path, array in zip(paths, block, strict=True):
-            np.save(path, np.ascontiguousarray(array))
-            if (
-                path.stat().st_size < array.nbytes
-            ):  # np.save does not notice if the last few bytes did not fit
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return [
-            _mapped(path, array) if array.size else array for path, array in zip(paths, block, strict=True)
-        ]
+            if array.size:
+                path.write_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                mapped.append(np.memmap(path, array.dtype, "r", shape=array.shape))
+            else:
+                mapped.append(array)
     except BaseException:
         for path in paths:
             path.unlink(missing_ok=True)
         raise
+    return mapped
 
 
 _MAX_BYTES = 32 << 20

@@ -36,14 +36,14 @@ def test_files_that_are_being_written_when_the_cache_is_closed_are_removed(
 ) -> None:
     cache = BlockCache("disk", 1 << 20, str(tmp_path))
     cache.get(0, lambda: block_of(0))
-    writing, closed, save = threading.Event(), threading.Event(), np.save
+    writing, closed, save = threading.Event(), threading.Event(), Path.write_bytes
 
-    def save_late(path: Path, array: np.ndarray[Any, Any]) -> None:
+    def save_late(path: Path, content: np.ndarray[Any, Any]) -> None:
         writing.set()
         assert closed.wait(10)
-        save(path, array)
+        save(path, content)
 
-    monkeypatch.setattr(np, "save", save_late)
+    monkeypatch.setattr(Path, "write_bytes", save_late)
     found: list[Block] = []
     thread = threading.Thread(target=lambda: found.append(cache.get(1, lambda: block_of(1))))
     thread.start()
@@ -59,14 +59,14 @@ def test_two_threads_that_read_one_row_group_do_not_write_into_each_others_files
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = BlockCache("disk", 1 << 20, str(tmp_path))
-    save, paths = np.save, []
+    save, paths = Path.write_bytes, []
 
-    def save_and_read_again(path: Path, array: np.ndarray[Any, Any]) -> None:
+    def save_and_read_again(path: Path, content: np.ndarray[Any, Any]) -> None:
         paths.append(path)
-        save(path, array)
+        save(path, content)
         np.testing.assert_array_equal(cache.get(0, lambda: block_of(2))[0], block_of(2)[0])
 
-    monkeypatch.setattr(np, "save", save_and_read_again)
+    monkeypatch.setattr(Path, "write_bytes", save_and_read_again)
     cache.get(0, lambda: block_of(1))
     assert len(paths) == len(set(paths)) == 2
     np.testing.assert_array_equal(cache.get(0, lambda: block_of(3))[0], block_of(1)[0])

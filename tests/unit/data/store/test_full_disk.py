@@ -67,7 +67,7 @@ def test_row_group_that_does_not_fit_on_the_disk_of_the_cache_leaves_no_files(
     assert cache.num_bytes == 0
     filler.unlink()
     cache.get(7, lambda: block)
-    assert sorted(path.name for path in folder.iterdir()) == ["7-0.npy", "7-1.npy"]
+    assert sorted(path.name for path in folder.iterdir()) == ["7-0", "7-1"]
     cache.close()
     assert list(small_disk.iterdir()) == []
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from concurrent.futures import wait
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ RELEASE_BYTES = 64 << 20
 """Number of decoded bytes between two releases of memory."""
 
 
+@dataclass(kw_only=True, eq=False)
 class EpochReader:
     """Reads the row groups of one feed: counts their rows, opens readers for its epochs, and closes them.
 
@@ -63,44 +65,38 @@ class EpochReader:
         waited_s: seconds that callers have waited for batches; the callers add to it.
     """
 
-    def __init__(
-        self,
-        dataset: ParquetDataset,
-        layout: BlockLayout,
-        *,
-        row_choice: RowChoice | None,
-        preparation: Preparation | None,
-        num_threads: int,
-        read_ahead_bytes: int,
-        timeout_s: float,
-        buffer_rows: int,
-        cache: BlockCache | None,
-    ) -> None:
-        self._dataset, self._layout = dataset, layout
-        self._choice, self._preparation = row_choice, preparation
-        self._num_threads, self._read_ahead_bytes = num_threads, read_ahead_bytes
-        self._timeout_s, self._buffer_rows, self._cache = timeout_s, buffer_rows, cache
+    dataset: ParquetDataset
+    layout: BlockLayout
+    row_choice: RowChoice | None
+    preparation: Preparation | None
+    num_threads: int
+    read_ahead_bytes: int
+    timeout_s: float
+    buffer_rows: int
+    cache: BlockCache | None
+    row_counts: tuple[int, ...] = field(default=(), init=False)
+    is_closed: bool = field(default=False, init=False)
+    waited_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
         self._footers = FooterCache()
-        yielded = [column.name for column in layout.columns]
-        read = yielded if preparation is None else preparation.source_names
-        self._names = list(dict.fromkeys([*read, *(row_choice.columns if row_choice else ())]))
+        yielded = [column.name for column in self.layout.columns]
+        read = yielded if self.preparation is None else self.preparation.source_names
+        self._names = list(dict.fromkeys([*read, *(self.row_choice.columns if self.row_choice else ())]))
         # Twice: the columns as Arrow decodes them, and the block that is made from them. Columns that are read only for
         # a filter or transform count as far as the dataset describes them.
         beside = set(self._names).difference(yielded)
-        self._row_bytes = 2 * layout.row_bytes + sum(
-            column.row_bytes for column in dataset.columns if column.name in beside
+        self._row_bytes = 2 * self.layout.row_bytes + sum(
+            column.row_bytes for column in self.dataset.columns if column.name in beside
         )
         self._readers: set[ShardReader] = set()
         self._shufflers: set[ReadAhead[Block]] = set()
         self._decoded_bytes = 0
-        self.row_counts: tuple[int, ...] = ()
-        self.is_closed = False
-        self.waited_s = 0.0
 
     @cached_property
     def _location_and_files(self) -> tuple[Location, WatchedFiles]:
         """The dataset's location, opened with the credentials of the first read, and its files."""
-        location, versions = open_location(self._dataset.url), self._dataset.versions
+        location, versions = open_location(self.dataset.url), self.dataset.versions
         described = {f"{location.path}/{path}": version for path, version in versions.items()}
         return location, WatchedFiles(location.open_file, described)
 
@@ -111,14 +107,14 @@ class EpochReader:
             EmptyDatasetError: if no row passes the filter.
             DataError: if a file cannot be read.
         """
-        choice = self._choice
+        choice = self.row_choice
         if choice is None:
-            self.row_counts = self._dataset.row_counts
+            self.row_counts = self.dataset.row_counts
             return self.row_counts
         if choice.counts is not None:
             self.row_counts = choice.counts
             return self.row_counts
-        timeout_s = self._timeout_s
+        timeout_s = self.timeout_s
         if communicator is not None:  # the other ranks wait for the counts, and cannot name the file
             timeout_s = min(timeout_s, communicator.timeout_s / 2)
 
@@ -131,7 +127,7 @@ class EpochReader:
 
         def count_in_threads(row_groups: Iterable[int]) -> Iterator[int]:
             _ = self._location_and_files  # before several threads ask for them
-            counters = DaemonThreads(self._num_threads, "sparkdl-counter")
+            counters = DaemonThreads(self.num_threads, "sparkdl-counter")
             try:
                 futures = [(row_group, counters.submit(count, row_group)) for row_group in row_groups]
                 for row_group, future in futures:
@@ -141,10 +137,10 @@ class EpochReader:
             finally:
                 counters.stop()
 
-        self.row_counts = count_rows(len(self._dataset.row_groups), count_in_threads, communicator)
+        self.row_counts = count_rows(len(self.dataset.row_groups), count_in_threads, communicator)
         if not sum(self.row_counts):
             raise EmptyDatasetError(
-                f"None of the {self._dataset.num_rows} rows passes the row filter; there is nothing to feed."
+                f"None of the {self.dataset.num_rows} rows passes the row filter; there is nothing to feed."
             )
         return self.row_counts
 
@@ -159,20 +155,20 @@ class EpochReader:
         shard = plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)
         taken = min(taken_by(rank, plan.num_taken), num_rows)
-        buffer_rows = self._buffer_rows
+        buffer_rows = self.buffer_rows
         unread = plan.unread(rank, shard, buffer_rows=buffer_rows, num_taken=taken)
         if not unread:
             return iter(())
         _ = self._location_and_files  # before several threads ask for them
-        ahead_bytes = max(1, self._read_ahead_bytes // num_streams)
+        ahead_bytes = max(1, self.read_ahead_bytes // num_streams)
         reader = ShardReader(
             unread,
             self._read,
-            num_threads=max(1, self._num_threads // num_streams),
-            timeout_s=self._timeout_s,
+            num_threads=max(1, self.num_threads // num_streams),
+            timeout_s=self.timeout_s,
             # A quarter is reserved for shuffled rows.
             budget_bytes=ahead_bytes * 3 // 4 if buffer_rows else ahead_bytes,
-            bytes_of=lambda row_group: self._row_bytes * self._dataset.row_groups[row_group].num_rows,
+            bytes_of=lambda row_group: self._row_bytes * self.dataset.row_groups[row_group].num_rows,
             name_of=lambda row_group: self._file(row_group).where,
         )
         self._readers.add(reader)
@@ -181,8 +177,8 @@ class EpochReader:
             stack.callback(reader.close)
             return iter(reader)
         order = plan.order(rank, num_rows, buffer_rows)
-        shuffled = shuffled_blocks(iter(reader), self._layout, order, taken)
-        block_bytes = max(1, rows_at_once(self._layout, order) * self._layout.row_bytes)
+        shuffled = shuffled_blocks(iter(reader), self.layout, order, taken)
+        block_bytes = max(1, rows_at_once(self.layout, order) * self.layout.row_bytes)
         num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, ahead_bytes // 4 // block_bytes))
         ahead = ReadAhead(shuffled, num_ahead, "sparkdl-shuffler")
         self._shufflers.add(ahead)
@@ -198,11 +194,11 @@ class EpochReader:
             reader.close()
         for shuffler in list(self._shufflers):  # after the readers, for which they may have waited
             shuffler.close()
-        if self._cache is not None:
-            self._cache.close()
+        if self.cache is not None:
+            self.cache.close()
 
     def _file(self, row_group: int) -> RowGroupFile:
-        group = self._dataset.row_groups[row_group]
+        group = self.dataset.row_groups[row_group]
         location, files = self._location_and_files
         path = f"{location.path}/{group.path}"
         name, values = location.name_of(path), folder_values(group.path)
@@ -224,7 +220,7 @@ class EpochReader:
         def read_table() -> pa.Table:
             table = file.read(self._names)
             self._release_memory(table.nbytes)
-            expected = self._dataset.row_groups[row_group].num_rows
+            expected = self.dataset.row_groups[row_group].num_rows
             if table.num_rows != expected:
                 raise FileChangedError(
                     f"it has {table.num_rows} rows now, but had {expected} when the dataset was described"
@@ -250,29 +246,29 @@ class EpochReader:
                 pool.release_unused()
 
     def _block(self, row_group: int, rows: Rows, read_table: Callable[[], pa.Table]) -> Block:
-        if self._cache is None and self._choice is None and isinstance(rows, range):
+        if self.cache is None and self.row_choice is None and isinstance(rows, range):
             # Sliced before packing, which copies if there are many columns.
             return self._pack(read_table().slice(rows.start, len(rows)))
-        if self._cache is None:
+        if self.cache is None:
             block = self._chosen(row_group, read_table())
         else:
-            block = self._cache.get(row_group, lambda: self._chosen(row_group, read_table()))
+            block = self.cache.get(row_group, lambda: self._chosen(row_group, read_table()))
         selected = (
             slice_rows(block, rows.start, rows.stop) if isinstance(rows, range) else take_rows(block, rows)
         )
-        if self._cache is None:
+        if self.cache is None:
             return selected
         # Shuffling copies the rows, but not the objects that they refer to.
         return [
-            own_objects(array) if array.dtype.hasobject else array if self._buffer_rows else array.copy()
+            own_objects(array) if array.dtype.hasobject else array if self.buffer_rows else array.copy()
             for array in selected
         ]
 
     def _chosen(self, row_group: int, table: pa.Table) -> Block:
         """Return all rows that pass the filter as a block."""
-        if self._choice is None:
+        if self.row_choice is None:
             return self._pack(table)
-        chosen, expected = self._choice.rows_kept(table, row_group), self.row_counts[row_group]
+        chosen, expected = self.row_choice.rows_kept(table, row_group), self.row_counts[row_group]
         if len(chosen) != expected:
             raise DataError(
                 f"{len(chosen)} rows pass the row filter now, but {expected} did when they were counted; a filter must "
@@ -280,11 +276,11 @@ class EpochReader:
             )
         if np.array_equal(chosen, np.arange(table.num_rows)):
             return self._pack(table)
-        if self._preparation is not None:  # which costs more than leaving the rows out first
+        if self.preparation is not None:  # which costs more than leaving the rows out first
             return self._pack(table.take(chosen))
         return take_rows(self._pack(table), chosen)
 
     def _pack(self, table: pa.Table) -> Block:
-        if self._preparation is not None:
-            table = self._preparation.apply(table, [column.name for column in self._layout.columns])
-        return self._layout.pack(table)
+        if self.preparation is not None:
+            table = self.preparation.apply(table, [column.name for column in self.layout.columns])
+        return self.layout.pack(table)

@@ -237,8 +237,8 @@ class ParquetFeed(Closing):
         buffer_rows = int(shuffle_buffer_rows) if shuffle else 0
         self._rank, self._world_size, self._batch_size = rank, world_size, batch_size
         self._reader = EpochReader(
-            self.dataset,
-            self._layout,
+            dataset=self.dataset,
+            layout=self._layout,
             row_choice=chosen,
             preparation=preparation,
             num_threads=num_threads,

@@ -225,7 +225,7 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
             StoreError: if they cannot be removed.
         """
         if self.use is not None:
-            self.use.end()
+            self.use.close()
         if self.is_written:
             remove_unless_used(self.dataset.url)
 

@@ -21,17 +21,17 @@ import os
 import socket
 import threading
 import uuid
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.closing import Closing
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointsInUseError, StoreError
 from sparkdl.foreign_errors import store_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from sparkdl.data.files.filesystems import Location
 
@@ -51,8 +51,8 @@ _ALONE = "_alone"
 _INTERVAL_S = 0.5
 
 
-class Lease(AbstractContextManager["Lease"]):
-    """A lease that lasts from its creation to :meth:`end`; a context manager.
+class Lease(Closing):
+    """A lease that lasts from its creation to :meth:`close`.
 
     Args:
         location: location of the folder. It is made if it does not exist.
@@ -90,11 +90,6 @@ class Lease(AbstractContextManager["Lease"]):
         self._thread = threading.Thread(target=self._renew, name="sparkdl-lease", daemon=True)
         self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.end()
-
     def change_name(self) -> str:
         """Continue under another name, and return it: processes that know the former one cannot act for the holder.
 
@@ -112,7 +107,7 @@ class Lease(AbstractContextManager["Lease"]):
                 self._location.filesystem.rm(f"{self._location.path}/{former}")
         return name
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Stop renewing the lease and remove the file if possible; calling it again does nothing."""
         if self._has_ended:
             return

@@ -165,7 +165,7 @@ def materialize(
         nullable=nullable,
     )
     if obtained.use is not None:
-        obtained.use.end()
+        obtained.use.close()
     return obtained.dataset
 
 
@@ -207,7 +207,7 @@ def use_materialized(
         yield obtained.dataset
     finally:
         if obtained.use is not None:
-            obtained.use.end()
+            obtained.use.close()
         if obtained.is_written and not (obtained.is_shared and as_store(store).keep_for):
             url = obtained.dataset.url
             try:
@@ -232,7 +232,7 @@ def obtain_dataset(
     on_write: Callable[[], None] | None = None,
     in_tasks: Callable[[int], None] | None = None,
 ) -> Obtained:
-    """Do what :func:`materialize` does, and return the dataset with a use that the caller ends.
+    """Do what :func:`materialize` does, and return the dataset with a use that the caller closes.
 
     ``taker`` is the function that takes the DataFrame, as its caller spells it.
     """

@@ -219,7 +219,7 @@ class Store:
             yield staged.url
 
     def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, Lease] | None:
-        """Return a complete dataset with that name and key, and a use of it that the caller ends; None without one.
+        """Return a complete dataset with that name and key, and a use of it that the caller closes; None without one.
 
         Raises:
             StoreError: if the Store cannot be read or written.
@@ -236,7 +236,7 @@ class Store:
                     return open_dataset(url), use
             except StoreError as error:
                 logger.warning("%s is not used: %s", url, error)
-            use.end()
+            use.close()
         return None
 
     def is_being_written(self, name: str, key: str, *, before: str | None = None) -> bool:
@@ -313,7 +313,7 @@ class StagedDataset:
         return final
 
     def hand_over_use(self) -> Lease:
-        """Return the use under which the dataset was written; the caller ends it."""
+        """Return the use under which the dataset was written; the caller closes it."""
         use, self._use = self._use, None
         assert use is not None, "a use is handed over once"
         return use
@@ -321,7 +321,7 @@ class StagedDataset:
     def discard(self) -> None:
         """Remove the files unless they were committed."""
         if self._use is not None:
-            self._use.end()
+            self._use.close()
         if self._committed:
             return
         try:
@@ -353,7 +353,7 @@ def use_if_removable(url: str) -> Lease | None:
     # Checked again, now that a cleanup sees this use.
     if Marks(location).has_manifest:
         return use
-    use.end()
+    use.close()
     raise StoreError(f"The dataset {url} was removed while its use began. Make the DataFrame anew.")
 
 

@@ -240,7 +240,7 @@ def test_store_that_does_not_answer_does_not_delay_the_end_of_a_lease(tmp_path, 
     began = time.monotonic()
     if call == "open":
         assert called.wait(60)
-    lease.end()
+    lease.close()
     assert not answer.is_set()
     assert time.monotonic() - began < 60
     answer.set()

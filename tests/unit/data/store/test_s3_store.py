@@ -72,7 +72,7 @@ def test_dataset_is_found_by_its_key_and_kept_by_cleanup_while_it_is_read(store:
     assert found[0] == dataset
     assert store.find_dataset("fit", "ffff") is None
     assert store.cleanup(timedelta(0)) == []
-    found[1].end()
+    found[1].close()
     assert store.cleanup() == []
     assert store.cleanup(timedelta(0)) == [dataset.url]
     assert store.location.filesystem.find(store.location.path) == []
@@ -93,7 +93,7 @@ def test_sets_committed_at_once_are_each_complete(store: Store) -> None:
     assert chosen is not None
     assert chosen[0].url == min(dataset.url for dataset in found)
     assert all(open_dataset(dataset.url).num_rows == 1000 for dataset in found)
-    chosen[1].end()
+    chosen[1].close()
 
 
 def test_dataset_that_was_not_committed_is_removed(store: Store) -> None:

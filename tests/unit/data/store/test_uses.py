@@ -71,7 +71,7 @@ def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path) -> None:
     os.utime(mark, (an_hour_ago, an_hour_ago))
     # Partial, and its writer has died: the age of other datasets in the Store does not matter.
     assert store.cleanup(timedelta(days=365)) == [dead]
-    use.end()
+    use.close()
     assert names_in(store) == []
 
 
@@ -82,7 +82,7 @@ def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -
         os.utime(path, (1, 1))
     found = store.find_dataset("a-fit", "key")
     assert found is not None
-    found[1].end()
+    found[1].close()
     assert store.cleanup() == []
     for path in Path(dataset.url).iterdir():
         os.utime(path, (1, 1))

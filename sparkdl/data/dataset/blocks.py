@@ -51,28 +51,18 @@ class BlockLayout:
 
     def __init__(self, columns: Sequence[Column] | Mapping[str, Column | Sequence[Column]]) -> None:
         fields = columns if isinstance(columns, Mapping) else {column.name: column for column in columns}
-        singles: dict[str, Column] = {}
-        matrices: dict[str, tuple[Column, ...]] = {}
+        scalars: dict[str, dict[str, Column]] = {}
+        for name, field in fields.items():
+            if not isinstance(field, Sequence) and not field.shape:
+                scalars.setdefault(field.dtype, {})[name] = field
+        shared = [group for group in scalars.values() if len(group) > 1]
+        packed = {name for group in shared for name in group}
+        self._groups = [_Group(tuple(group.values()), tuple(group)) for group in shared]
         for name, field in fields.items():
             if isinstance(field, Sequence):
-                matrices[name] = _matrix(name, field)
-            else:
-                singles[name] = field
-        scalars: dict[str, list[str]] = {}
-        for name, column in singles.items():
-            if not column.shape:
-                scalars.setdefault(column.dtype, []).append(name)
-        shared = [names for names in scalars.values() if len(names) > 1]
-        packed = {name for names in shared for name in names}
-        self._groups = [
-            *(_Group(tuple(singles[name] for name in names), tuple(names)) for names in shared),
-            *(
-                _Group((column,), name, is_matrix=False)
-                for name, column in singles.items()
-                if name not in packed
-            ),
-            *(_Group(group, name) for name, group in matrices.items()),
-        ]
+                self._groups.append(_Group(_matrix(name, field), name))
+            elif name not in packed:
+                self._groups.append(_Group((field,), name, is_matrix=False))
         places: dict[str, tuple[int, int | None]] = {}
         for index, group in enumerate(self._groups):
             if isinstance(group.names, str):

@@ -46,7 +46,7 @@ LAYERS = {
     "nccl | telemetry, buffers | byte_exchange | operation_queue, watch | error_origin",
     "torch": "registration, gpu, process_group, movements | reductions | objects, local_updates, submission | "
     "data_parallel, averaging, replicas | compression, buffers | sync_batch_norm | futures, work",
-    "data": "blend | petastorm, feed, megatron | spark, store, dataset | files",
+    "data": "blend | petastorm, feed, megatron | spark, store, dataset, files",
     "checkpoint": "training_state | writer, tensors | commit_place | parts, held, folder | values",
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",

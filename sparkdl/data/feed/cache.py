@@ -157,7 +157,7 @@ def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
     try:
         for path, array in zip(paths, block, strict=True):
             if array.size:
-                path.write_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+                path.write_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                 mapped.append(np.memmap(path, array.dtype, "r", shape=array.shape))
             else:
                 mapped.append(array)

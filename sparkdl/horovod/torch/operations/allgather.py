@@ -12,7 +12,7 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind
-from sparkdl.horovod.torch.handles import run_later, run_now, synchronize
+from sparkdl.horovod.torch.handles import run_later, synchronize
 from sparkdl.horovod.torch.names import Average
 from sparkdl.horovod.torch.operations.allreduce import grouped_allreduce
 from sparkdl.horovod.torch.operations.preparation import (
@@ -118,10 +118,6 @@ def _run(
 ) -> tuple[torch.Tensor, ...]:
     num_rows = [tensor.shape[0] if tensor.dim() else 0 for tensor in tensors]
 
-    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        gathered = run_now(*_request(tensors, name, process_set, is_group=is_group))
-        return gathered if is_group else (gathered,)
-
     def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         averages = grouped_allreduce(grads, op=Average, process_set=process_set)
         rows_of_ranks = allgather(torch.tensor([num_rows], device="cpu"), process_set=process_set)
@@ -131,7 +127,9 @@ def _run(
             for average, start, rows in zip(averages, starts, num_rows, strict=True)
         ]
 
-    return run_with_gradients(tensors, run, pull_back)
+    return run_with_gradients(
+        tensors, lambda sent: _request(sent, name, process_set, is_group=is_group), pull_back
+    )
 
 
 def _request(

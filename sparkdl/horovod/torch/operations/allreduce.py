@@ -307,17 +307,14 @@ def _run(
 ) -> tuple[torch.Tensor, ...]:
     """Reduce into new tensors, and return all of them."""
     op, prescale, postscale, process_set = options
-
-    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        outputs = [new_output(tensor) for tensor in tensors]
-        reduced = run_now(*_request(tensors, outputs, name, *options, is_group=is_group))
-        return reduced if is_group else (reduced,)
-
-    def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        factors = {"prescale_factor": prescale, "postscale_factor": postscale}
-        return grouped_allreduce(grads, op=op, process_set=process_set, **factors)
-
-    return run_with_gradients(tensors, run, pull_back)
+    factors = {"prescale_factor": prescale, "postscale_factor": postscale}
+    return run_with_gradients(
+        tensors,
+        lambda sent: _request(
+            sent, [new_output(tensor) for tensor in sent], name, *options, is_group=is_group
+        ),
+        lambda grads: grouped_allreduce(grads, op=op, process_set=process_set, **factors),
+    )
 
 
 def _request(

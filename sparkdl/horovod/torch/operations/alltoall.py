@@ -10,7 +10,7 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind, Request
-from sparkdl.horovod.torch.handles import run_later, run_now
+from sparkdl.horovod.torch.handles import run_later
 from sparkdl.horovod.torch.operations.preparation import (
     TensorsRequest,
     as_buffer,
@@ -97,20 +97,17 @@ def alltoall(
         ValueError: if the splits do not fit the tensor or the process set.
     """
     shape = tensor.shape
-    received: Splits = None
-
-    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        nonlocal received
-        output, received = run_now(*_request(tensors[0], splits, name, process_set))
-        return output, received
+    received_splits: Splits = None
 
     def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        grad, _ = alltoall(grads[0], splits=received, process_set=process_set)
+        grad, _ = alltoall(grads[0], splits=received_splits, process_set=process_set)
         if grad.shape != shape:  # rows that were sent to no rank
             grad = torch.cat([grad, grad.new_zeros((shape[0] - grad.shape[0], *shape[1:]))])
         return [grad]
 
-    output, received_splits = run_with_gradients([tensor], run, pull_back)
+    output, received_splits = run_with_gradients(
+        [tensor], lambda sent: _request(sent[0], splits, name, process_set), pull_back
+    )
     return output if splits is None else (output, received_splits)
 
 

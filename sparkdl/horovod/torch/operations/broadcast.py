@@ -85,15 +85,15 @@ def broadcast(
         ValueError: if the root is not in the process set.
     """
 
-    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        request = _request(tensors[0], new_output(tensors[0]), root_rank, name, process_set)
-        return (run_now(*request),)
-
     def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         grad = allreduce(grads[0], op=Average, process_set=process_set)
         return [grad if session().world.rank == root_rank else torch.zeros_like(grad)]
 
-    (received,) = run_with_gradients([tensor], run, pull_back)
+    (received,) = run_with_gradients(
+        [tensor],
+        lambda sent: _request(sent[0], new_output(sent[0]), root_rank, name, process_set),
+        pull_back,
+    )
     return received
 
 

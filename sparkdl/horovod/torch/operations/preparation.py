@@ -18,6 +18,7 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Description, Kind, Request, refuse_join
+from sparkdl.horovod.torch.handles import run_now
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
 from sparkdl.horovod.torch.names import name_of as reduction_name
 from sparkdl.horovod.torch.operations import device_road
@@ -348,8 +349,8 @@ def refuse_ranks_that_joined(kind: Kind, given: np.ndarray[Any, Any]) -> None:
         raise HorovodInternalError(error)
 
 
-Run = Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
-"""Runs an operation on tensors, and returns all outputs."""
+Prepare = Callable[[Sequence[torch.Tensor]], tuple[Engine, Request[Any]]]
+"""Returns the request of an operation on tensors, and the engine that runs it."""
 
 PullBack = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """Returns the gradients of an operation's tensors from those of its outputs."""
@@ -357,9 +358,11 @@ PullBack = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 class _WithGradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, pull_back: PullBack, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, prepare: Prepare, pull_back: PullBack, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         ctx.pull_back = pull_back
-        return run(tensors)
+        return run_with_gradients(tensors, prepare, pull_back)  # gradients are not enabled in here
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -367,10 +370,12 @@ class _WithGradients(torch.autograd.Function):
 
 
 def run_with_gradients(
-    tensors: Sequence[torch.Tensor], run: Run, pull_back: PullBack
+    tensors: Sequence[torch.Tensor], prepare: Prepare, pull_back: PullBack
 ) -> tuple[torch.Tensor, ...]:
     """Run an operation and return its outputs; gradients flow back if they are enabled and a tensor needs them."""
+    outputs: Any
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        outputs: tuple[torch.Tensor, ...] = _WithGradients.apply(run, pull_back, *tensors)
-        return outputs
-    return run(tensors)
+        outputs = _WithGradients.apply(prepare, pull_back, *tensors)
+    else:
+        outputs = run_now(*prepare(tensors))
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -14,7 +14,7 @@ from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind
-from sparkdl.horovod.torch.handles import run_later, run_now
+from sparkdl.horovod.torch.handles import run_later
 from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum
 from sparkdl.horovod.torch.operations import device_road
 from sparkdl.horovod.torch.operations.allgather import grouped_allgather
@@ -158,15 +158,13 @@ def _run(
 ) -> tuple[torch.Tensor, ...]:
     op, process_set, prescale, postscale = options
 
-    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        reduced = run_now(*_request(tensors, name, *options, is_group=is_group))
-        return reduced if is_group else (reduced,)
-
     def pull_back(grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         factor = prescale * postscale * (process_set.size() if op == Sum else 1)
         return grouped_allgather([grad * factor for grad in grads], process_set=process_set)
 
-    return run_with_gradients(tensors, run, pull_back)
+    return run_with_gradients(
+        tensors, lambda sent: _request(sent, name, *options, is_group=is_group), pull_back
+    )
 
 
 def _request(

@@ -9,7 +9,7 @@ import pytest
 from tests.notebooks.execute import FOLDER, execute, read
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-WITHOUT_FIT = ("03_own_training_function", "04_from_horovod")
+WITHOUT_FIT = ("03_own_training_function", "04_from_horovod", "12_score_images")
 
 
 @pytest.mark.slow  # each takes half a minute or more; the daily tests of the demo cover the same path

@@ -18,7 +18,6 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.estimators.fit.fit import (
     FittedModels,
     TrialRun,
-    check_maps,
     check_rows_to_fit,
     fit_on_rows,
     with_param_maps,
@@ -129,7 +128,6 @@ class FittingEstimator(Estimator[M], CheckedParams):
             ParamError: if a map has a value that cannot work; the message says which map.
         """
         check_rows_to_fit(dataset)
-        check_maps(paramMaps)
         return FittedModels(dataset, with_param_maps(self, paramMaps))
 
     def fit_on_parquet(self, path: str | os.PathLike[str]) -> M:
@@ -235,7 +233,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         return self._copyValues(model)
 
 
-@with_arguments(ClassArguments)
+@with_arguments
 class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedInFolder["TorchEstimator"]):
     """Trains a torch module on the machines of a Spark cluster; ``fit`` returns a :class:`TorchModel`.
 

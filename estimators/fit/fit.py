@@ -23,7 +23,7 @@ from sparkdl.data.dataset.row_choice import spread_rows
 from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import check_frame
 from sparkdl.data.spark.input_files import input_files, table_of
-from sparkdl.errors import LaunchError, ParamError, ParamTypeError
+from sparkdl.errors import LaunchError, ParamError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
     find_finished,
@@ -458,15 +458,3 @@ def _count_gpus(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pydict(
         facts, schema=pa.schema([("gpus", pa.int32()), ("torch", pa.string()), ("host", pa.string())])
     )
-
-
-def check_maps(maps: Any) -> None:
-    """Check that an argument is a list or tuple of Param maps.
-
-    Raises:
-        ParamTypeError: if it is not.
-    """
-    if not isinstance(maps, (list, tuple)) or not all(isinstance(param_map, dict) for param_map in maps):
-        raise ParamTypeError(
-            f"fitMultiple takes a list of Param maps, got {type(maps).__name__}. Write [{{estimator.epochs: 3}}]."
-        )

@@ -95,21 +95,6 @@ class CheckedParams(Params, metaclass=_ShortHelp):
     Setters clear a Param if they get None.
     """
 
-    def __new__(cls: type[P], *args: Any, **kwargs: Any) -> P:  # noqa: ARG004 - the arguments are those of __init__
-        """Make an instance.
-
-        Raises:
-            ParamTypeError: if the constructor does not take one of the arguments; the message suggests similar names.
-        """
-        accepted = inspect.signature(cls.__init__).parameters
-        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values()):
-            for name in kwargs:
-                if name not in accepted and not isinstance(getattr(cls, name, None), Param):
-                    raise ParamTypeError(
-                        _unknown(cls, name, [known for known in accepted if known != "self"])
-                    )
-        return super().__new__(cls)
-
     _own_defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of a class that differ from those of the table, by the names of the Params."""
 
@@ -133,7 +118,7 @@ class CheckedParams(Params, metaclass=_ShortHelp):
         """Set Params by name, as the constructor does; an argument that is None leaves its Param unchanged.
 
         Raises:
-            ParamError: if there is no Param of that name, or the Param does not accept values of that type.
+            ParamTypeError: if there is no Param of that name, or the Param does not accept values of that type.
         """
         return self._set(**{name: value for name, value in params.items() if value is not None})
 
@@ -151,7 +136,7 @@ class CheckedParams(Params, metaclass=_ShortHelp):
     def _set(self: P, **params: Any) -> P:
         for name, raw in params.items():
             if not self.hasParam(name):
-                raise ParamError(_unknown(type(self), name, [param.name for param in self.params]))
+                raise ParamTypeError(_unknown(type(self), name, [param.name for param in self.params]))
             param = self.getParam(name)
             if raw is None:
                 self.clear(param)

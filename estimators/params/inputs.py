@@ -6,7 +6,7 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 import numpy as np
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -21,7 +21,7 @@ from pyspark.ml.param.shared import (
 )
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import OneOf, ParamsT, check_callable, to_numbers
+from sparkdl.estimators.params.base import OneOf, check_callable, to_numbers
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, between, optional, param
 from sparkdl.estimators.scoring.columns import PREDICTION_TYPES, ScoredColumn
 from sparkdl.model.inputs import GivenBy, PrepareFunction
@@ -232,8 +232,6 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
     order as in its ``Classifier``, from which classes of sparkdl derive as well.
     """
 
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
-
     predictionType, getPredictionType, setPredictionType = param(
         OneOf(*PREDICTION_TYPES),
         "type of predictionCol: auto, double, long, array or vector",
@@ -264,10 +262,7 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
         default="",
         more="For two classes with one logit z, the scores are -z and z.",
     )
-
-    def setRawPredictionCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column of class scores that transform adds; none if the name is empty."""
-        return self._set(rawPredictionCol=value)
+    setRawPredictionCol = rawPredictionCol.setter()
 
 
 class HasPrediction(HasPredictionCol):
@@ -276,16 +271,13 @@ class HasPrediction(HasPredictionCol):
     predictionCol = Entry(
         TypeConverters.toString, "column of predictions that transform adds", default="prediction"
     )
+    setPredictionCol = predictionCol.setter()
     predictionBatchSize, getPredictionBatchSize, setPredictionBatchSize = param(
         TypeConverters.toInt,
         "number of rows per forward pass of transform (> 0)",
         default=DEFAULT_BATCH_SIZE,
         check=at_least(1),
     )
-
-    def setPredictionCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the column that transform adds."""
-        return self._set(predictionCol=value)
 
 
 def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:

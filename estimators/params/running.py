@@ -8,7 +8,7 @@ from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
@@ -17,7 +17,7 @@ from sparkdl.data import Store
 from sparkdl.data.store.store import KEEP_FOR
 from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import OneOf, ParamsT
-from sparkdl.estimators.params.table import Entry, among, at_least, optional, param
+from sparkdl.estimators.params.table import Entry, at_least, between, optional, param
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
 from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, as_dict, settings_of
 from sparkdl.training.spec import BALANCES
@@ -98,8 +98,6 @@ def _check_filled(param: Param[Any], value: str) -> None:
 class HasRanks(Params):
     """Params for the ranks of a fit and how they communicate."""
 
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
-
     numWorkers, getNumWorkers, setNumWorkers = param(
         TypeConverters.toInt,
         "number of ranks that train together, each in one slot of the cluster (> 0)",
@@ -110,7 +108,7 @@ class HasRanks(Params):
         TypeConverters.toInt,
         "number of GPUs of each rank: 0 to train on CPU, 1 to train on a GPU",
         default=0,
-        check=among(0, 1),
+        check=between(0, 2, has_low=True),
     )
     threadsPerWorker, getThreadsPerWorker, setThreadsPerWorker = optional(
         TypeConverters.toInt,
@@ -220,8 +218,6 @@ class HasRanks(Params):
 class HasRows(Params):
     """Params for where the training rows are stored, and how long."""
 
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
-
     cache, getCache, setCache = param(
         OneOf("off", "memory", "disk"),
         "where ranks keep decoded rows after the first epoch: memory or disk, or off to keep none",
@@ -265,8 +261,6 @@ class HasRows(Params):
 
 class HasCheckpoints(Params):
     """Params for checkpoints, and for resuming a fit from them when ranks are lost."""
-
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
 
     checkpointDir, getCheckpointDir, setCheckpointDir = optional(
         _to_url,
@@ -347,8 +341,6 @@ class HasCheckpoints(Params):
 class HasTracking(Params):
     """Params for MLflow, and for the progress display on the driver."""
 
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
-
     tracking, getTracking, setTracking = param(
         OneOf("auto", "on", "off"),
         "MLflow tracking: auto (on if MLflow is installed), on or off",
@@ -396,13 +388,14 @@ class HasTracking(Params):
         "object per line on stderr",
         default="text",
     )
-    monitor = Entry(
+    monitor: Entry[Any] = Entry(
         _to_monitor,
         "how the ranks are watched while the fit runs: a sparkdl.monitor.Monitor or a dict of its settings; default: "
         "not at all",
         more="Speed, waiting and use of devices of each rank go to MLflow, to ``sparkdl top``, and where else the "
         "settings say. See docs/monitoring.md.",
     )
+    setMonitor = monitor.setter()
 
     def getMonitor(self) -> Monitor | None:
         """Return how the ranks are watched; None if they are not."""
@@ -412,7 +405,3 @@ class HasTracking(Params):
 
         settings: dict[str, Any] = self.getOrDefault(self.monitor)
         return Monitor.from_dict(settings)
-
-    def setMonitor(self: ParamsT, value: Monitor | Mapping[str, Any] | None) -> ParamsT:
-        """Set how the ranks are watched."""
-        return self._set(monitor=value)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
@@ -57,7 +57,7 @@ class Entry(Param[V]):
             ``_own_defaults``.
         check: check of the value before a fit; None for no check.
         field: name of the spec's field that gets the value; None if there is none.
-        more: sentences for the documentation of the class, after ``doc`` and the default.
+        more: further sentences, for ``explainParam``, the site and the schema of job files.
     """
 
     def __init__(
@@ -109,44 +109,25 @@ class Entry(Param[V]):
             self.check(self, value)
         return value
 
-    def setter(self) -> Setter[V]:
+    def setter(self) -> Callable[[P, V | None], P]:
         """Return the setter, which returns its instance."""
 
         def setter(instance: P, value: V | None) -> P:
             return instance._set(**{self.name: value})
 
-        return cast("Setter[V]", setter)
+        return setter
 
-    def explanation(self, default: Any, *, is_brief: bool = False) -> str:
-        """Return the text about the Param for the documentation of a class; if it is brief, without ``more``."""
+    def summary(self, default: Any) -> str:
+        """Return a sentence about the Param and its default, for the documentation of a class."""
         shown = f"{default:g}" if isinstance(default, float) else str(default)
         if isinstance(default, str):
             shown = f'``"{default}"``'
         shown = "" if default is None else f"; default {shown}"
-        more = "" if is_brief else self.more
-        return f"{self.doc}{shown}.{' ' if more else ''}{more}"
+        return f"{self.doc}{shown}."
 
-
-class Getter(Generic[V]):
-    """The type of a getter, for type checkers; at run time a getter is a function."""
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Callable[[Any], V]: ...
-    @overload
-    def __get__(self, instance: Params, owner: type) -> Callable[[], V]: ...
-    def __get__(self, instance: Any, owner: type) -> Any:
-        """Return the bound method."""
-
-
-class Setter(Generic[V]):
-    """The type of a setter, for type checkers; at run time a setter is a function."""
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Callable[[Any, V | None], Any]: ...
-    @overload
-    def __get__(self, instance: P, owner: type) -> Callable[[V | None], P]: ...
-    def __get__(self, instance: Any, owner: type) -> Any:
-        """Return the bound method."""
+    def explanation(self, default: Any) -> str:
+        """Return all that is said about the Param: the summary and ``more``."""
+        return " ".join(filter(None, (self.summary(default), self.more)))
 
 
 def param(
@@ -157,14 +138,14 @@ def param(
     check: Check | None = None,
     field: str | None = None,
     more: str = "",
-) -> tuple[Entry[V], Getter[V], Setter[V]]:
+) -> tuple[Entry[V], Callable[[Any], V], Callable[[P, V | None], P]]:
     """Return a Param, its getter and its setter; see :class:`Entry` for the arguments."""
     entry = Entry(kind, doc, default=default, check=check, field=field, more=more)
 
     def getter(self: Params) -> V:
         return cast("V", self.getOrDefault(entry.name))
 
-    return entry, cast("Getter[V]", getter), entry.setter()
+    return entry, getter, entry.setter()
 
 
 def optional(
@@ -174,7 +155,7 @@ def optional(
     check: Check | None = None,
     field: str | None = None,
     more: str = "",
-) -> tuple[Entry[V], Getter[V | None], Setter[V]]:
+) -> tuple[Entry[V], Callable[[Any], V | None], Callable[[P, V | None], P]]:
     """Return a Param without a default, its getter, which returns None if it is not set, and its setter.
 
     See :class:`Entry` for the arguments.
@@ -184,7 +165,7 @@ def optional(
     def getter(self: Params) -> V | None:
         return self.getOrDefault(entry.name) if self.isDefined(entry.name) else None
 
-    return entry, cast("Getter[V | None]", getter), entry.setter()
+    return entry, getter, entry.setter()
 
 
 def entries_of(owner: type | Params) -> list[Entry[Any]]:
@@ -262,58 +243,26 @@ def _check_range(
             raise ParamError(f"Param {param.name} must be {wanted}, got {value}: {param.doc}.")
 
 
-def among(*choices: int) -> Check:
-    """Return a check that a number is one of ``choices``."""
-    return partial(_check_choice, choices=choices)
-
-
-def _check_choice(param: Param[Any], value: Any, *, choices: tuple[int, ...]) -> None:
-    if value not in choices:
-        wanted = " or ".join(map(str, choices))
-        raise ParamError(f"Param {param.name} must be {wanted}, got {value}: {param.doc}.")
-
-
-def with_arguments(shared: Any) -> Callable[[T], T]:
-    """Return a decorator for a class with Params whose constructor takes arguments of its own and of a TypedDict.
-
-    The class gets an ``Args:`` section that is made from the table, and its constructor a signature that names every
-    argument, for ``help()`` and editors.
-
-    Args:
-        shared: TypedDict of the constructor's ``**params``.
-    """
-
-    def decorate(made: T) -> T:
-        constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
-        signature = inspect.signature(constructor)
-        arguments = [
-            one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        added = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation.__forward_arg__
-            )
-            for name, annotation in shared.__annotations__.items()
-        ]
-        constructor.__signature__ = signature.replace(parameters=[*arguments, *added])
-        names = [argument.name for argument in (*arguments, *added) if argument.name != "self"]
-        made.__doc__ = f"{inspect.getdoc(made)}\n\n{_ABOUT_PARAMS}\n\nArgs:\n{_arguments(made, names)}\n"
-        return made
-
-    return decorate
+def with_arguments(made: T) -> T:
+    """Add an ``Args:`` section with all Params to the documentation of an estimator, from the table."""
+    defaults = default_values(made)
+    own = list(inspect.signature(made.__init__).parameters)  # type: ignore[misc]  # of a class, not of an instance
+    entries = sorted(
+        entries_of(made), key=lambda entry: own.index(entry.name) if entry.name in own else len(own)
+    )
+    lines = [
+        textwrap.fill(
+            f"{entry.name}: {entry.summary(defaults.get(entry.name))}",
+            _WIDTH - 4,
+            initial_indent="    ",
+            subsequent_indent="        ",
+        )
+        for entry in entries
+    ]
+    made.__doc__ = "\n".join([f"{inspect.getdoc(made)}\n\n{_ABOUT_PARAMS}\n\nArgs:", *lines, ""])
+    return made
 
 
 _ABOUT_PARAMS = """\
 The arguments are Params of Spark ML, each with a getter and a setter, such as ``getEpochs`` and ``setEpochs``.
 ``explainParam("cache")`` says more about one."""
-
-
-def _arguments(made: type, names: list[str]) -> str:
-    defaults = default_values(made)
-    lines = []
-    for name in names:
-        is_brief = any("_is_brief" in vars(base) for base in made.__mro__ if name in vars(base))
-        text = getattr(made, name).explanation(defaults.get(name), is_brief=is_brief)
-        filled = textwrap.fill(f"{name}: {text}", _WIDTH - 8, subsequent_indent="    ")
-        lines.append(textwrap.indent(filled, "    "))
-    return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasSeed
@@ -186,8 +186,6 @@ class HasObjective(Params):
 class HasFunctions(Params):
     """Params of all estimators that hold functions or objects, such as scheduler, metrics and callbacks."""
 
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
-
     scheduler = Entry(
         AsGiven[Any](),
         "function that takes the optimizer and the number of steps of the schedule, and returns a torch scheduler; or "
@@ -257,8 +255,6 @@ class HasFunctions(Params):
 
 class HasTraining(HasSeed):
     """Params for the epochs of a fit, the updates of the weights, and the epoch whose weights a fit returns."""
-
-    _is_brief: ClassVar[bool] = True  # in the documentation of classes; explainParam says all
 
     batchSize = Entry(
         TypeConverters.toInt,

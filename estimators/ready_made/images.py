@@ -326,7 +326,7 @@ def _by(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-@with_arguments(ClassArguments)
+@with_arguments
 class ImageClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasImages,

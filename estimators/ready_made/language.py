@@ -27,7 +27,7 @@ from sparkdl.data import Column
 from sparkdl.data.spark.columns import check_frame, check_session, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.fit.fit import TrialRun, check_maps, check_rows_to_fit, fit_on_rows, with_param_maps
+from sparkdl.estimators.fit.fit import TrialRun, check_rows_to_fit, fit_on_rows, with_param_maps
 from sparkdl.estimators.fit.inputs import check_columns
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.estimator import SharedArguments, _SharedParams
@@ -323,7 +323,7 @@ def _column(name: str, *, takes_tokens: bool) -> Column:
     return Column(name=name, dtype="object", kind="string")
 
 
-@with_arguments(SharedArguments)
+@with_arguments
 class LanguageModel(
     FittingEstimator[LanguageModelModel],
     HasGeneration,
@@ -470,7 +470,6 @@ class LanguageModel(
     def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
         """Return a thread-safe iterator of ``(index, model)``, with a model and packed rows for each Param map."""
         check_rows_to_fit(dataset)
-        check_maps(paramMaps)
         estimators = with_param_maps(self, paramMaps)
         return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import keyword_only
 from pyspark.ml.evaluation import Evaluator
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasPredictionCol
 from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
 
 from sparkdl.data.dataset.dataset import missing_column_error
@@ -19,31 +19,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class PerplexityEvaluator(Evaluator, DefaultParamsReadable[Any], DefaultParamsWritable):
+class PerplexityEvaluator(Evaluator, HasPredictionCol, DefaultParamsReadable[Any], DefaultParamsWritable):
     """Evaluates the perplexity: the exponential of the mean negative log-likelihood of all tokens; lower is better.
 
-    It reads the column that a model of :class:`LanguageModel` with ``output="logLikelihood"`` writes, so that
-    ``CrossValidator`` and ``TrainValidationSplit`` can choose among such estimators. Only models that divide texts into
-    the same tokens can be compared.
+    It reads the column that a model of :class:`LanguageModel` with ``output="logLikelihood"`` writes: arrays of the sum
+    over the tokens of a text and the number of these tokens. ``CrossValidator`` and ``TrainValidationSplit`` can thus
+    choose among such estimators. Only models that divide texts into the same tokens can be compared.
     """
-
-    predictionCol: Param[str] = Param(
-        Params._dummy(),
-        "predictionCol",
-        "column of log-likelihoods: arrays of the sum over the tokens of a text and the number of these tokens.",
-        TypeConverters.toString,
-    )
 
     @keyword_only
     def __init__(self, *, predictionCol: str = "prediction") -> None:
         super().__init__()
-        self._setDefault(predictionCol="prediction")
         self._set(predictionCol=predictionCol)
-
-    def getPredictionCol(self) -> str:
-        """Return the column of log-likelihoods."""
-        column: str = self.getOrDefault(self.predictionCol)
-        return column
 
     def setPredictionCol(self, value: str) -> PerplexityEvaluator:
         """Set the column of log-likelihoods."""

@@ -129,10 +129,7 @@ class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW, HasDr
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 64, "epochs": 20}
 
     labelCol = Entry(TypeConverters.toString, "label column", default="label")
-
-    def setLabelCol(self: ParamsT, value: str) -> ParamsT:
-        """Set the label column."""
-        return self._set(labelCol=value)
+    setLabelCol = labelCol.setter()
 
 
 class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):

@@ -300,7 +300,7 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
         return Recipe(network, inputs, loss, num_classes=None if is_regression else num_outputs)
 
 
-@with_arguments(ClassArguments)
+@with_arguments
 class TorchClassifier(
     _TableEstimator[TorchClassificationModel],
     _ReadyMadeClassifierParams,
@@ -349,7 +349,7 @@ class TorchClassifier(
         return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
 
 
-@with_arguments(SharedArguments)
+@with_arguments
 class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegressionModel]):
     """Predicts a number for each row of a table with a multilayer perceptron.
 

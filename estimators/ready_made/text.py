@@ -210,7 +210,7 @@ def _count_parts(
             )
 
 
-@with_arguments(ClassArguments)
+@with_arguments
 class TextClassifier(
     ReadyMadeEstimator[TorchClassificationModel],
     HasTexts,

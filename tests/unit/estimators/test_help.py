@@ -14,17 +14,25 @@ from sparkdl.estimators.params.inputs import scored_columns_of
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS, make_torch_estimator
 
 
-def test_help_of_a_classifier_begins_with_an_example_and_has_less_than_300_lines():
-    lines = [
-        line.removeprefix(" |  ") for line in pydoc.plain(pydoc.render_doc(TorchClassifier)).splitlines()
-    ]
-    assert len(lines) < 300
+def help_on(owner):
+    return [line.removeprefix(" |  ") for line in pydoc.plain(pydoc.render_doc(owner)).splitlines()]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_help_of_an_estimator_has_at_most_300_lines_and_a_short_signature(name):
+    lines = help_on(type(ESTIMATORS[name]()))
+    assert len(lines) <= 300
+    assert max(map(len, lines)) < 800
+    assert any(line.strip().startswith("epochs: number of passes") for line in lines)
+
+
+def test_help_of_a_classifier_begins_with_an_example_and_has_no_accessors():
+    lines = help_on(TorchClassifier)
     summary = lines.index("Classifies the rows of a table with a multilayer perceptron.")
     assert lines[summary + 2] == "Example::"
     assert "model = classifier.fit(train)" in lines[summary + 5]
     assert any(line.startswith("fit(") for line in lines)
     assert not any(line.startswith(("setEpochs(", "_", "epochs =")) for line in lines)
-    assert any(line.strip().startswith("epochs: number of passes") for line in lines)
 
 
 def test_example_of_an_estimator_is_a_block():

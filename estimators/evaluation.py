@@ -257,7 +257,7 @@ def evaluate(
             f"Param labelCol names {len(labels)} columns, and the model has {len(outputs)} outputs: "
             f"{', '.join(output.name for output in outputs)}."
         )
-    weight = model.getWeightCol() if model.isSet(model.weightCol) else None
+    weight = model._weight_column()
     check_case(dataset, [*labels, *([weight] if weight else [])])
     if weight and weight not in dataset.columns:
         raise DataError(

@@ -20,14 +20,19 @@ from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.spark.columns import check_frame, check_types, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import ParamError, ParamTypeError
-from sparkdl.estimators.fit.inputs import check_columns, first_rows, make_inputs, most_different_rows
+from sparkdl.estimators.fit.inputs import (
+    check_columns,
+    first_rows,
+    make_inputs,
+    most_different_rows,
+    vector_dtype,
+)
 from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.params.inputs import labels_by_column
 from sparkdl.estimators.params.table import check_entries, default_values
 from sparkdl.foreign_errors import reading_from, store_errors
 from sparkdl.model.export import export_model, format_of
 from sparkdl.model.heads import NO_LABEL, Head, LabelColumn
-from sparkdl.model.inputs import number_dtype
 from sparkdl.model.losses import PredictionKind
 from sparkdl.model.program import program_of, read_program
 from sparkdl.model.saved_model import SavedModel
@@ -130,7 +135,7 @@ def describe_module(
     with _examples(
         rows,
         names,
-        vector_dtype=params._vector_dtype(),
+        vector_dtype=vector_dtype(module),
         allow_ragged=prepares or params.getPaddingValue() is not None,
     ) as dataset:
         inputs, values = make_inputs(params, dataset), first_rows(dataset, names)
@@ -186,10 +191,9 @@ def read_examples(model: SavedModel, rows: DataFrame) -> dict[str, npt.NDArray[A
         rows: rows with the feature columns alone, in their order.
     """
     inputs = model.signature.inputs
-    is_double = number_dtype(model.module) == torch.float64
     is_ragged = inputs.prepare is not None or inputs.padding_value is not None
     with _examples(
-        rows, rows.columns, vector_dtype="float64" if is_double else "float32", allow_ragged=is_ragged
+        rows, rows.columns, vector_dtype=vector_dtype(model.module), allow_ragged=is_ragged
     ) as dataset:
         read = first_rows(dataset, rows.columns)
     return dict(zip(inputs.names, read.values(), strict=True))

@@ -109,7 +109,7 @@ def measure_importances(
         raise ParamError("featureImportances takes a model that predicts one class or one number per row.")
     (output,), (label,) = outputs, labels
     features, trained = model.getFeaturesCols(), saved.signature.inputs.columns
-    weight = model.getWeightCol() if model.isSet(model.weightCol) else None
+    weight = model._weight_column()
     columns = list(dict.fromkeys([*features, label, *([weight] if weight else [])]))
     check_case(dataset, columns)
     for name in columns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator
@@ -23,6 +23,7 @@ from sparkdl.estimators.fit.fit import (
     with_param_maps,
 )
 from sparkdl.estimators.fit.inputs import named_columns
+from sparkdl.estimators.fit.labels import label_faults
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
@@ -33,13 +34,14 @@ from sparkdl.launch import active_session
 from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import torch
     from pyspark.ml.param import Param
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Unpack
 
+    from sparkdl.data import Column, ParquetDataset
     from sparkdl.estimators.fit.rows import TrainingRows
     from sparkdl.estimators.fit.split import RowCounts
     from sparkdl.estimators.fit.tracking import NestedRun
@@ -59,13 +61,17 @@ class FittingEstimator(Estimator[M], CheckedParams):
     """An estimator whose ``fit`` trains on ranks.
 
     A subclass defines :meth:`_check_values`, which checks its Params, and :meth:`_params_of_fit`, which returns the
-    Params of a fit.
+    Params of a fit. A fit calls the other private methods and attributes of the estimator whose ``fit`` was called.
 
     Attributes:
         _model_class: class of the models that fits return.
+        _learns: whether :meth:`_learn` makes the model, and the function that prepares features.
+        _vector_dtype: dtype in which Spark ML vectors are stored; None for the dtype that the model takes.
     """
 
     _model_class: type[M]
+    _learns: ClassVar[bool] = False
+    _vector_dtype: ClassVar[str | None] = None
 
     @abstractmethod
     def _check_values(self) -> None:
@@ -78,6 +84,26 @@ class FittingEstimator(Estimator[M], CheckedParams):
     @abstractmethod
     def _params_of_fit(self) -> _TorchEstimatorParams:
         """Return the Params of one fit; ``_learn`` adds what is learned from the rows."""
+
+    def _learn(
+        self, params: _TorchEstimatorParams, dataset: ParquetDataset, spark: SparkSession | None
+    ) -> _TorchEstimatorParams:
+        """Return the Params of a fit on written rows: ``params``, or a copy with what is learned from the rows."""
+        del dataset, spark
+        return params
+
+    def _nulls(self) -> dict[str, Any]:
+        """Return the value in place of nulls, by the names of the columns that may have nulls."""
+        return {}
+
+    def _faults(self, features: Sequence[Column], labels: Sequence[Column]) -> Iterable[str]:
+        """Return what is wrong with the types of columns, and what to do; their shapes are not known yet."""
+        del features, labels
+        return ()
+
+    def _path_of_pretrained(self) -> str | None:
+        """Return the path of the file or folder that this estimator reads initial weights from; None without one."""
+        return None
 
     def _columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
@@ -279,3 +305,8 @@ class TorchEstimator(_TorchEstimatorParams, FittingEstimator[TorchModel], SavedI
     def _params_of_fit(self) -> TorchEstimator:
         """Return the Params of one fit: this estimator."""
         return self
+
+    def _faults(self, features: Sequence[Column], labels: Sequence[Column]) -> Iterable[str]:
+        """Return what is wrong with the types of label columns; those of features are checked for all estimators."""
+        del features
+        return label_faults(self, labels)

@@ -39,7 +39,7 @@ from sparkdl.estimators.fit.inputs import (
     prepare_fit,
 )
 from sparkdl.estimators.fit.progress import FitListener, FitProgress, open_progress
-from sparkdl.estimators.fit.rows import share_rows
+from sparkdl.estimators.fit.rows import check_column_types, share_rows
 from sparkdl.estimators.fit.tracking import (
     NestedRun,
     describe_dataset,
@@ -122,6 +122,7 @@ def fit_on_rows(
         SparkdlError: as :meth:`sparkdl.estimators.TorchEstimator.fit`.
     """
     check_columns(params, named_columns(params), rows.df.columns)
+    check_column_types(params, rows.df)
     check_picklable(params)
     params = _without_records(params)
     elastic = _elastic_limits(params)
@@ -143,8 +144,8 @@ def fit_on_rows(
             store.scratch_folder("weights") as weights,
             hold_checkpoints(params, progress.status) as lease,
         ):
-            parquet = written.with_nulls(params._nulls())
-            params = params._learn(parquet, spark)
+            parquet = written.with_nulls(params._caller._nulls())
+            params = params._caller._learn(params, parquet, spark)
             inputs = prepare_fit(params, parquet)
             if params.getFastDevRun():
                 num_updates = (trial or TrialRun()).num_updates
@@ -173,8 +174,9 @@ def fit_on_rows(
                         nullcontext() if monitor is None else monitor.on_driver(name, listener.log_metrics)
                     )
                     with watching as listener.board:
-                        outcome = _train(params, spark, inputs.spec, parquet, weights, listener, run, lease)
-                    finished, communication = outcome
+                        finished, communication = _train(
+                            params, spark, inputs.spec, parquet, weights, listener, run, lease
+                        )
                 else:
                     for record in finished.history:
                         listener.track(asdict(record))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparkdl import data
@@ -38,7 +39,7 @@ from sparkdl.estimators.params.training import best_goal_of, num_readers
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.model.architecture import split_module
-from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name
+from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name, number_dtype
 from sparkdl.model.losses import prediction_kind
 from sparkdl.model.named_metrics import named_metric
 from sparkdl.model.predictor import with_thresholds
@@ -63,22 +64,11 @@ if TYPE_CHECKING:
     from sparkdl.training.probe import Gradients
 
 
-_OTHER_WAYS = {
-    "string": "; or index them with StringIndexer, as an embedding takes them. TorchClassifier and TorchRegressor take "
-    "strings as categories, TextClassifier takes texts",
-    "binary": "; ImageClassifier takes images as the bytes of their files",
-    "image": "; ImageClassifier takes such images",
-    "date": "; or cast them to numbers, for instance with unix_date",
-    "timestamp": "; or cast them to numbers, for instance with unix_timestamp",
-}
-
-
 def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> ModelInputs:
     """Return the inputs of a fit; their dtypes are determined later.
 
     Raises:
-        DataError: if a column holds values that only prepareFeatures can convert to numbers, or arrays that cannot be
-            part of a matrix.
+        DataError: if a column holds arrays that cannot be part of a matrix.
         ParamError: if prepareFeatures is set and the features are to be passed as a matrix.
     """
     columns = tuple(dataset.column(name) for name in params.getFeaturesCols())
@@ -87,9 +77,6 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
             _as_ragged(column) if column.shape and column.kind == "number" else column for column in columns
         )
     prepare = params.getPrepareFeatures()
-    if prepare is None:
-        for column in columns:
-            _check_numbers(column)
     if params.getPassFeaturesBy() == "matrix":
         _check_matrix(columns, prepare)
     return ModelInputs(
@@ -162,24 +149,17 @@ def _check_matrix(columns: Iterable[Column], prepare: PrepareFunction | None) ->
             )
 
 
-def _check_numbers(column: Column) -> None:
-    element = column.element[0] if column.kind == "ragged" else column.kind
-    if element != "number":
-        raise DataError(
-            f"Column {column.name!r} holds {element} values, not numbers. Give prepareFeatures a function that makes "
-            f"numbers of them{_OTHER_WAYS.get(element, '')}."
-        )
+def vector_dtype(module: nn.Module) -> str:
+    """Return the dtype in which vectors of Spark ML are stored: float64 if the module takes that, else float32."""
+    return "float64" if number_dtype(module) == torch.float64 else "float32"
 
 
 def check_row_weights(dataset: ParquetDataset, name: str) -> None:
-    """Check that a column holds one finite number of at least 0 per row, and not only zeros. Reads the column.
+    """Check that a column holds finite numbers of at least 0, and not only zeros. Reads the column.
 
     Raises:
         DataError: if it does not; the message names the column and what it holds.
     """
-    shape = dataset.column(name).shape
-    if shape:
-        raise DataError(f"Column {name!r} holds arrays of {shape[0]}; weightCol takes one number per row.")
     has_weight = False
     for values in stored_values(dataset, name):
         weights = values.astype(np.float64)

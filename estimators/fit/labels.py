@@ -29,7 +29,7 @@ from sparkdl.model.losses import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from sparkdl.data import Column
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
@@ -167,13 +167,12 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
 
     Raises:
         ParamError: if there are not as many losses or weights as label columns.
-        DataError: if a label column does not fit its loss, or cannot be passed to a trainStep.
     """
     names = params._label_names()
+    labels = [LabelColumn(name=name, shape=dataset.column(name).shape) for name in names]
     if params.getTrainStep() is not None:
-        return tuple(_head_of_step(dataset.column(name)) for name in names)
-    loss_param: Any = params.getLoss()
-    losses = list(loss_param) if isinstance(loss_param, list | tuple) else [loss_param] * len(names)
+        return tuple(Head(label=label, loss=None) for label in labels)
+    losses = _losses(params)
     weights = params.getLossWeights() or [1.0] * len(names)
     for what, values in (("loss", losses), ("lossWeights", weights)):
         if len(values) != len(names):
@@ -189,27 +188,41 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     if len(names) > 1:
         for name, loss in zip(names, modules, strict=True):
             _check_divisor(loss, dataset.column(name))
-    labels = [LabelColumn(name=name, shape=dataset.column(name).shape) for name in names]
-    heads = tuple(
+    return tuple(
         Head(label=label, loss=loss, weight=weight)
         for label, loss, weight in zip(labels, modules, weights, strict=True)
     )
-    for head in heads:
-        _check_kind(head, dataset.column(head.label.name))
-    return heads
 
 
-def _head_of_step(column: Column) -> Head:
-    """Return the head of a label column of a trainStep, which must be numeric.
+def _losses(params: _TorchEstimatorParams) -> list[LossFunction]:
+    """Return the losses of the label columns."""
+    given: Any = params.getLoss()
+    return list(given) if isinstance(given, list | tuple) else [given] * len(params._label_names())
 
-    A step may use strings for anything, so they cannot be indexed as classes.
+
+def label_faults(params: _TorchEstimatorParams, columns: Iterable[Column]) -> Iterator[str]:
+    """Yield what is wrong with the types of label columns, and what to do.
+
+    A trainStep may use strings for anything, so they cannot be indexed as classes.
     """
-    if column.kind != "number":
-        raise DataError(
-            f"Column {column.name!r} holds {column.kind} values, and a trainStep gets labels as numbers. Make numbers "
-            "of them, as StringIndexer of Spark does; or leave labelCol out where the step needs none."
-        )
-    return Head(label=LabelColumn(name=column.name, shape=column.shape), loss=None)
+    is_step = params.getTrainStep() is not None
+    loss_of = {} if is_step else dict(zip(params._label_names(), _losses(params), strict=False))
+    for column in columns:
+        held = f"Column {column.name!r} holds {column.kind} values"
+        if column.kind == "number":
+            continue
+        if is_step:
+            yield (
+                f"{held}, and a trainStep gets labels as numbers. Make numbers of them, as Spark's StringIndexer does; "
+                "or leave labelCol out where the step needs none."
+            )
+        elif column.kind != "string" or column.shape:
+            yield f"{held}, which cannot be labels. Convert them to numbers."
+        elif column.name in loss_of and prediction_kind(as_module(loss_of[column.name])) == "value":
+            yield (
+                f"Column {column.name!r} holds strings, which are labels for a loss over classes, such as "
+                "CrossEntropyLoss. Set loss to one of these, or convert the column to numbers."
+            )
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:
@@ -320,21 +333,6 @@ def _may_be_indexed(head: Head, column: Column) -> bool:
     return is_class_loss(head.loss)
 
 
-def _check_kind(head: Head, column: Column) -> None:
-    if column.kind == "number":
-        return
-    assert head.loss is not None, "checked where there are losses"
-    if column.kind != "string" or column.shape:
-        raise DataError(
-            f"Column {column.name!r} holds {column.kind} values, which cannot be labels. Convert them to numbers."
-        )
-    if prediction_kind(head.loss) == "value":
-        raise DataError(
-            f"Column {column.name!r} holds strings, which are labels for a loss over classes, such as "
-            "CrossEntropyLoss. Set loss to one of these, or convert the column to numbers."
-        )
-
-
 MOST_CLASSES = 1000
 """Maximum number of classes; more are taken for a mistake, such as the labels of a regression."""
 
@@ -346,14 +344,9 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
     largest label plus 1. Of strings, booleans and other integers the distinct values are counted.
 
     Raises:
-        DataError: if the column holds values that cannot be classes, only one string, or more than 1000 classes.
+        DataError: if the column holds numbers that cannot be classes, only one string, or more than 1000 classes.
     """
     column = dataset.column(name)
-    if column.shape or column.kind not in ("number", "string"):
-        what = f"arrays of {column.shape}" if column.shape else f"{column.kind} values"
-        raise DataError(
-            f"Column {name!r} holds {what}, which are not classes. Give one number or string per row."
-        )
     if column.dtype == "bool":
         return 2
     distinct: set[Any] = set()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparkdl.data import Store, use_materialized
-from sparkdl.data.spark.columns import check_types, columns_of, with_doubles
-from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.data.spark.columns import columns_of, faults_error, type_faults, with_doubles
+from sparkdl.estimators.fit.inputs import column_names, vector_dtype
+from sparkdl.estimators.fit.split import validation_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from datetime import timedelta
 
     from pyspark.sql import DataFrame
@@ -31,11 +32,9 @@ class RowsNeeded:
         keep_for: how long rows stay in the Store after their last use.
         vector_dtype: dtype in which elements of vectors are written.
         allow_ragged: whether arrays may differ in length.
-        numbers: names of the columns that have to hold numbers.
         doubles: names of the columns whose decimals become doubles.
         keeps_decimals: whether decimals among the features stay decimals.
         nullable: names of the columns that may have nulls.
-        checks: functions that check the types of the feature columns.
     """
 
     columns: tuple[str, ...]
@@ -43,35 +42,71 @@ class RowsNeeded:
     keep_for: timedelta
     vector_dtype: str
     allow_ragged: bool
-    numbers: tuple[str, ...]
     doubles: tuple[str, ...]
     keeps_decimals: bool
-    nullable: tuple[str, ...] = ()
-    checks: tuple[tuple[tuple[str, ...], Callable[[list[Column]], None]], ...] = field(
-        default=(), compare=False
-    )
+    nullable: tuple[str, ...]
 
 
 def rows_needed(params: _TorchEstimatorParams) -> RowsNeeded:
     """Return the columns that a fit writes, and how; the Params have to be checked before."""
-    store = params.getStore()
-    prepares = params._learns or params.getPrepareFeatures() is not None
-    keeps_decimals = prepares and not params._learns  # the user's function gets them unchanged
-    weight = params._weight_column()
-    weights = [] if weight is None else [weight]
+    store, caller = params.getStore(), params._caller
+    prepares = caller._learns or params.getPrepareFeatures() is not None
+    keeps_decimals = prepares and not caller._learns  # the user's function gets them unchanged
     features = [] if keeps_decimals else params.getFeaturesCols()
     return RowsNeeded(
         columns=tuple(column_names(params)),
         store_url=store.url,
         keep_for=store.keep_for,
-        vector_dtype=params._vector_dtype(),
+        vector_dtype=caller._vector_dtype or vector_dtype(params.getModel()),
         allow_ragged=params.getPaddingValue() is not None or prepares,
-        numbers=(*([] if prepares else features), *weights),
-        doubles=(*features, *params._label_names(), *weights),
+        doubles=(*features, *params._label_names(), *filter(None, [params._weight_column()])),
         keeps_decimals=keeps_decimals,
-        nullable=tuple(params._nulls()),
-        checks=((tuple(params.getFeaturesCols()), params._check_schema),),
+        nullable=tuple(caller._nulls()),
     )
+
+
+def check_column_types(params: _TorchEstimatorParams, dataset: DataFrame) -> None:
+    """Check the types of all columns that a fit reads, by the schema of a DataFrame that has them.
+
+    Raises:
+        DataError: if columns cannot be used; the message names all of them.
+    """
+    schema = with_doubles(dataset, rows_needed(params).doubles).schema
+    fields = [field for field in schema if field.name in column_names(params)]
+    is_free = params._caller._learns or params.getPrepareFeatures() is not None
+    numbers = {params._weight_column(), *([] if is_free else params.getFeaturesCols())}
+    faults = type_faults(fields) | type_faults(
+        (field for field in fields if field.name in numbers), numbers_only=True
+    )
+    columns = columns_of(field for field in fields if field.name not in faults)
+    texts = [*faults.values(), *column_faults(params, {column.name: column for column in columns})]
+    if texts:
+        raise faults_error(texts)
+
+
+def column_faults(params: _TorchEstimatorParams, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yield what is wrong with columns, as far as kind, dtype and depth of arrays say.
+
+    Args:
+        params: Params of the fit.
+        columns: columns of the fit by name; others are left out, such as those with known faults.
+    """
+    features, labels = (
+        [columns[name] for name in names if name in columns]
+        for names in (params.getFeaturesCols(), params._label_names())
+    )
+    yield from params._caller._faults(features, labels)
+    weight, indicator = (
+        columns.get(params._weight_column() or ""),
+        columns.get(validation_column(params) or ""),
+    )
+    if weight is not None and weight.shape:
+        yield f"Column {weight.name!r} holds arrays, and weightCol takes one number per row."
+    if indicator is not None and (indicator.dtype != "bool" or indicator.shape):
+        yield (
+            f"Column {indicator.name!r} holds {'arrays of ' if indicator.shape else ''}{indicator.dtype}, and "
+            "validationIndicatorCol takes a column of booleans."
+        )
 
 
 class TrainingRows:
@@ -135,14 +170,8 @@ class TrainingRows:
         self, *, on_write: Callable[[], None], in_tasks: Callable[[int], None] | None
     ) -> AbstractContextManager[ParquetDataset]:
         needed = self._needed
-        rows = with_doubles(self.df, needed.doubles)
-        check_types(rows.schema, needed.columns)
-        if needed.numbers:
-            check_types(rows.schema, needed.numbers, numbers_only=True)
-        for names, check in needed.checks:
-            check(columns_of(check_types(rows.schema, names)))
         return use_materialized(
-            rows,
+            with_doubles(self.df, needed.doubles),
             needed.columns,
             Store(needed.store_url, keep_for=needed.keep_for),
             vector_dtype=needed.vector_dtype,
@@ -173,7 +202,7 @@ def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> lis
 
 def _kind(needed: RowsNeeded) -> RowsNeeded:
     """Return the needs that have to be equal for fits to share rows."""
-    return replace(needed, columns=(), numbers=(), doubles=(), checks=())
+    return replace(needed, columns=(), doubles=())
 
 
 def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
@@ -186,7 +215,5 @@ def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
     return replace(
         kind,
         columns=union(needed.columns for needed in needs),
-        numbers=union(needed.numbers for needed in needs),
         doubles=union(needed.doubles for needed in needs),
-        checks=tuple(check for needed in needs for check in needed.checks),
     )

@@ -43,17 +43,7 @@ class RowCounts:
 
 
 def marked_rows(dataset: ParquetDataset, name: str) -> tuple[RowFilter, RowFilter]:
-    """Return the rows in which a column is true, and the rows in which it is false; reads the column to count them.
-
-    Raises:
-        DataError: if the column does not hold booleans, or cannot be read.
-    """
-    column = dataset.column(name)
-    if column.dtype != "bool" or column.shape:
-        shown = f"arrays of {column.dtype}" if column.shape else column.dtype
-        raise DataError(
-            f"Column {name!r} holds {shown}, but validationIndicatorCol must be a column of booleans."
-        )
+    """Return the rows in which a column is true, and the rows in which it is false; reads the column to count them."""
     ends = np.cumsum(dataset.row_counts)
     marked = np.zeros(len(ends), np.int64)
     position = 0
@@ -80,7 +70,7 @@ def split_rows(
 
     Raises:
         ParamError: if validationFraction leaves no training rows or no validation rows.
-        DataError: if validationIndicatorCol does not hold booleans, or holds the same value in all rows.
+        DataError: if validationIndicatorCol holds the same value in all rows.
         ShardingError: if there are fewer training rows than ranks.
     """
     fraction, name = params.getValidationFraction(), validation_column(params)

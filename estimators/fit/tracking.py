@@ -39,6 +39,7 @@ from sparkdl.tracking import (
 from sparkdl.tracking.mlflow_model import DATA_FOLDER, MODULE_FOLDER
 from sparkdl.training.checkpoint.identity import dataset_digest
 from sparkdl.training.history import SYSTEM
+from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
     import os
@@ -196,7 +197,7 @@ def run_of_fit(
         run_name=params.getRunName(),
         tags={
             "mlflow.note.content": _description(params, dataset),
-            "sparkdl.estimator": params._estimator_name(),
+            "sparkdl.estimator": type(params._caller).__name__,
             "sparkdl.version": __version__,
             **({} if nested is None else {"sparkdl.param_map": str(nested.index)}),
         },
@@ -210,12 +211,12 @@ def run_of_fit(
 
 def _description(params: _TorchEstimatorParams, dataset: ParquetDataset) -> str:
     """Return the description of a run, in Markdown."""
-    network, ranks = params.getModel(), params.getNumWorkers()
+    name, network, ranks = type(params._caller).__name__, params.getModel(), params.getNumWorkers()
     number = sum(parameter.numel() for parameter in network.parameters())
     labels = ", ".join(f"`{name}`" for name in params._label_names())
     features = [f"`{name}`" for name in params.getFeaturesCols()]
     return (
-        f"**{params._estimator_name()}** of sparkdl trains `{type(network).__name__}` with {number:,} parameters on "
+        f"**{name}** of sparkdl trains `{type(network).__name__}` with {number:,} parameters on "
         f"{dataset.num_rows:,} rows, by {ranks} rank{'' if ranks == 1 else 's'}"
         f"{f', to predict {labels} from {listed(features)}' if labels else ''}.\n\n"
         "Metrics under `system/` are about the course of the fit: times, rates, communication and load. "
@@ -375,7 +376,10 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
     Those that the user has set come first, and those with their defaults last.
     """
     objects = params._object_params()
+    of_caller = {param.name: value for param, value in params._caller.extractParamMap().items()}
     plain = {param.name: value for param, value in params.extractParamMap().items() if param not in objects}
+    if "initialWeights" in plain:  # not the copy of a folder in the Store, which exists only during the fit
+        plain["initialWeights"] = params._path_of_initial_weights() or DRAWN
     if isinstance(params.getParallelism(), str):
         del plain["parallelism"]  # the ranks tell which one was chosen
     names = {
@@ -386,7 +390,7 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
     num_parameters, num_trained = count_parameters(model)
     values = {
         **plain,
-        **params._further_params(),
+        **{name: value for name, value in of_caller.items() if not params.hasParam(name)},
         **{name: value for name, value in names.items() if value},
         "model": type(model).__name__,
         "numParameters": num_parameters,

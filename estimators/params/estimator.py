@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from sparkdl.collective import check_transport, uses_mpi
 from sparkdl.errors import ParamError
@@ -29,7 +29,6 @@ from sparkdl.estimators.params.training import (
     num_readers,
 )
 from sparkdl.model.architecture import check_has_values
-from sparkdl.model.inputs import dtype_name, number_dtype
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.training.spec import DRAWN
 
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.ml.param import Param
-    from pyspark.sql import SparkSession
 
-    from sparkdl.data import Column, ParquetDataset, Store
+    from sparkdl.data import Store
     from sparkdl.estimators.params.inputs import Labels
+    from sparkdl.estimators.torch_estimator import FittingEstimator
     from sparkdl.monitor import Monitor
     from sparkdl.parallel import Parallelism
     from sparkdl.slow_links import Compression, Synchronization
@@ -151,12 +150,13 @@ class ClassArguments(SharedArguments, total=False):
 class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjective, HasFunctions):
     """Params of the estimator: the shared Params, how the model is called, and Params that hold Python objects."""
 
-    _learns = False
-    """Whether :meth:`_learn` makes the model, and the function that prepares features, from the rows."""
+    _made_for: FittingEstimator[Any] | None = None
+    """The estimator for whose fit another estimator has made these Params; None for an estimator of the user."""
 
-    def _weight_column(self) -> str | None:
-        """Return the column of row weights, if one is set."""
-        return (self.getWeightCol() or None) if self.isSet(self.weightCol) else None
+    @property
+    def _caller(self) -> FittingEstimator[Any]:
+        """The estimator whose ``fit`` was called."""
+        return self._made_for or cast("FittingEstimator[Any]", self)
 
     def _label_names(self) -> list[str]:
         """Return the label columns; with a trainStep only if they were set, because it may need none."""
@@ -168,42 +168,13 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         """Return the Params that are set and hold a Python object, such as a module or a function."""
         return [entry for entry in entries_of(self) if entry.holds_object and self.isSet(entry)]
 
-    def _vector_dtype(self) -> str:
-        """Return the dtype in which Spark ML vectors are stored: float64 if the model takes that, else float32."""
-        dtype = dtype_name(number_dtype(self.getModel()))
-        return "float64" if dtype == "float64" else "float32"
-
-    def _learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> _TorchEstimatorParams:
-        """Return the Params of a fit on written rows: these Params, or a copy with what is learned from the rows."""
-        del dataset, spark
-        return self
-
-    def _nulls(self) -> dict[str, Any]:
-        """Return the value in place of nulls, by the names of the columns that may have nulls."""
-        return {}
-
-    def _check_schema(self, columns: Sequence[Column]) -> None:
-        """Check the types of the feature columns, before rows are written; the shapes are not known yet.
-
-        Raises:
-            DataError: if columns cannot be used; the message names all of them.
-        """
-
-    def _estimator_name(self) -> str:
-        """Return the name of the class whose ``fit`` was called."""
-        return type(self).__name__
-
-    def _further_params(self) -> dict[str, object]:
-        """Return values by name that are logged to MLflow besides the Params."""
-        return {}
-
     def _path_of_initial_weights(self) -> str | None:
         """Return the path or URL of the file or folder that a fit reads its initial weights from; None if it has none.
 
-        Estimators that read the weights themselves, or copy the folder, return the original one.
+        Of an estimator that reads the weights itself, or copies the folder, that is the original one.
         """
         weights = self.getInitialWeights()
-        return None if weights == DRAWN else weights
+        return self._caller._path_of_pretrained() or (None if weights == DRAWN else weights)
 
     def _metric_names(self) -> list[str]:
         """Return the names of all losses and metrics that a fit has."""

@@ -21,7 +21,7 @@ from pyspark.ml.param.shared import (
 )
 
 from sparkdl.errors import ParamError
-from sparkdl.estimators.params.base import OneOf, check_callable, to_numbers
+from sparkdl.estimators.params.base import OneOf, ParamsT, check_callable, to_numbers
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, between, optional, param
 from sparkdl.estimators.scoring.columns import PREDICTION_TYPES, ScoredColumn
 from sparkdl.model.inputs import GivenBy, PrepareFunction
@@ -186,6 +186,10 @@ class HasRowColumns(HasWeightCol, HasValidationIndicatorCol):
         "long as the row groups stay in the Store; Spark may write the rows in another order the next time.",
     )
 
+    def _weight_column(self) -> str | None:
+        """Return the column of row weights, if one is set."""
+        return (self.getWeightCol() or None) if self.isSet(self.weightCol) else None
+
 
 class HasModelInputs(Params):
     """Params for how the user's model is called with the features."""
@@ -262,7 +266,11 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
         default="",
         more="For two classes with one logit z, the scores are -z and z.",
     )
-    setRawPredictionCol = rawPredictionCol.setter()
+
+    # A def, as that of pyspark's models, which mypy compares.
+    def setRawPredictionCol(self: ParamsT, value: str) -> ParamsT:
+        """Set the column of class scores that transform adds; none if the name is empty."""
+        return self._set(rawPredictionCol=value)
 
 
 class HasPrediction(HasPredictionCol):
@@ -271,13 +279,16 @@ class HasPrediction(HasPredictionCol):
     predictionCol = Entry(
         TypeConverters.toString, "column of predictions that transform adds", default="prediction"
     )
-    setPredictionCol = predictionCol.setter()
     predictionBatchSize, getPredictionBatchSize, setPredictionBatchSize = param(
         TypeConverters.toInt,
         "number of rows per forward pass of transform (> 0)",
         default=DEFAULT_BATCH_SIZE,
         check=at_least(1),
     )
+
+    def setPredictionCol(self: ParamsT, value: str) -> ParamsT:
+        """Set the column that transform adds."""
+        return self._set(predictionCol=value)
 
 
 def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -245,8 +245,8 @@ class HasFunctions(Params):
         )
 
     def getMetrics(self) -> dict[str, Metric | str]:
-        """Return the metrics, or the names that stand for them, by name; an empty dict if they are not set."""
-        return metrics_by_name(self.getOrDefault(self.metrics)) if self.isSet(self.metrics) else {}
+        """Return the metrics, or the names that stand for them, by name; an empty dict if there are none."""
+        return metrics_by_name(self.getOrDefault(self.metrics)) if self.isDefined(self.metrics) else {}
 
     def getCallbacks(self) -> tuple[Callback, ...]:
         """Return the callbacks; an empty tuple if they are not set."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -31,7 +31,7 @@ from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import check_entries
 from sparkdl.estimators.persistence import SavedInFolder
-from sparkdl.estimators.ready_made.params import _ReadyMadeParams
+from sparkdl.estimators.ready_made.params import _ReadyMadeParams, describe_kind
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import rectangular_array
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.dataset.row_choice import RowChoice
+    from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.saved_model import SavedModel
-    from sparkdl.training.metrics import Metric
     from sparkdl.training.spec import AugmentFunction
 
 
@@ -74,11 +74,11 @@ class Recipe:
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[Any]):
     """Base of estimators that make their model themselves, from the content of the rows."""
 
+    _learns = True
     _vector_dtype = "float32"
-    """Dtype in which Spark ML vectors are stored."""
-
-    _own_metrics: ClassVar[tuple[str, ...]] = OF_CLASSES
-    """Names of the metrics of a fit whose Param ``metrics`` is not set."""
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"metrics": list(OF_CLASSES)}
+    _label_kinds: ClassVar[tuple[str, ...]] = ("number", "string")
+    """Kinds of values that the label column may hold."""
 
     setFeaturesCol = HasFeatureColumns.setFeaturesCol
 
@@ -104,60 +104,35 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
             ParamError: if a value cannot work; the message names the Param, its value and what it may be.
         """
         check_entries(self)
-        self._params_of_fit()._check_values()
+        self._params_of_fit()._check_settings()
 
     def _params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that runs the fit; its ``_learn`` makes the model once the rows are written."""
-        return _LearningEstimator(self)
-
-    def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
-        if self.hasParam("loraRank") and self.isSet("loraRank"):
-            from sparkdl.networks.adapters import merge_adapters  # needed by few fits
-
-            merge_adapters(saved.module)
-        return super()._make_model(saved, summary)
-
-    def _nulls(self) -> dict[str, Any]:
-        """Return the value in place of nulls, by feature column that may have nulls."""
-        return {}
-
-    def _check_schema(self, columns: Sequence[Column]) -> None:
-        """Check the types of the feature columns, before rows are written; the shapes are not known yet.
-
-        Raises:
-            DataError: if columns cannot be used; the message names all of them.
-        """
-
-    def _path_of_pretrained(self) -> str | None:
-        """Return the path of the file or folder that :meth:`_make` reads weights from; None if it reads none."""
-        return None
-
-
-class _LearningEstimator(TorchEstimator):
-    """The estimator of one fit of a ready-made estimator; :meth:`_learn` completes it by model and loss."""
-
-    _learns = True
-
-    def __init__(self, of: ReadyMadeEstimator[Any]) -> None:
-        super().__init__(
-            optimizer=partial(torch.optim.AdamW, lr=of.getLearningRate(), weight_decay=of.getWeightDecay()),
+        """Return the estimator that runs the fit; :meth:`_learn` makes its model once the rows are written."""
+        params = TorchEstimator(
+            optimizer=partial(
+                torch.optim.AdamW, lr=self.getLearningRate(), weight_decay=self.getWeightDecay()
+            ),
         )
-        of._copyValues(self)
-        self._resetUid(of.uid)
-        self._of = of
+        self._copyValues(params)
+        params._resetUid(self.uid)
+        params._made_for = self
+        return params
 
-    def _learn(self, dataset: ParquetDataset, spark: SparkSession | None = None) -> TorchEstimator:
-        training, _ = split_rows(self, dataset)
-        recipe = self._of._make(dataset, training, spark)
-        metrics = self.getOrDefault(self.metrics) if self.isSet(self.metrics) else [*self.getMetrics()]
+    def _learn(
+        self, params: _TorchEstimatorParams, dataset: ParquetDataset, spark: SparkSession | None
+    ) -> _TorchEstimatorParams:
+        """Return the Params of a fit with the model that is made for the rows, its loss and metrics."""
+        training, _ = split_rows(params, dataset)
+        recipe = self._make(dataset, training, spark)
+        metrics = self.getOrDefault(self.metrics)
         if not self.isSet(self.metrics) and recipe.num_classes not in (None, 2):
             if (self.getBestMetric() or "").removeprefix("val_") == "auroc":
                 raise ParamError(
                     f"Param bestMetric is {self.getBestMetric()!r}, and there are {recipe.num_classes} classes: the "
                     "AUROC of more than two is computed by torchmetrics, if metrics=['auroc'] asks for it."
                 ).about("bestMetric", "metrics")
-            metrics.remove("auroc")
-        return self.copy()._set(
+            metrics = [name for name in metrics if name != "auroc"]
+        return params.copy()._set(
             model=recipe.network,
             prepareFeatures=recipe.prepare,
             loss=recipe.loss,
@@ -165,34 +140,26 @@ class _LearningEstimator(TorchEstimator):
             metrics=metrics,
         )
 
-    def getMetrics(self) -> dict[str, Metric | str]:
-        """Return the metrics by name; those of the estimator's kind if they are not set."""
-        return (
-            super().getMetrics()
-            if self.isSet(self.metrics)
-            else {name: name for name in self._of._own_metrics}
-        )
+    @abstractmethod
+    def _feature_fault(self, column: Column) -> str:
+        """Return what is wrong with the type of a feature column, and what to do; empty if it can be used."""
 
-    _check_values = TorchEstimator._check_settings
+    def _faults(self, features: Sequence[Column], labels: Sequence[Column]) -> Iterator[str]:
+        """Yield what is wrong with the types of columns, whose shapes are not known yet."""
+        yield from filter(None, map(self._feature_fault, features))
+        for column in labels:
+            if column.shape or column.kind not in self._label_kinds:
+                yield (
+                    f"Column {column.name!r} holds {describe_kind(column)}, and {type(self).__name__} takes one "
+                    f"{' or '.join(self._label_kinds)} per row as label."
+                )
 
-    def _vector_dtype(self) -> str:
-        return self._of._vector_dtype
+    def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
+        if self.hasParam("loraRank") and self.isSet("loraRank"):
+            from sparkdl.networks.adapters import merge_adapters  # needed by few fits
 
-    def _nulls(self) -> dict[str, Any]:
-        return self._of._nulls()
-
-    def _check_schema(self, columns: Sequence[Column]) -> None:
-        self._of._check_schema(columns)
-
-    def _estimator_name(self) -> str:
-        return type(self._of).__name__
-
-    def _further_params(self) -> dict[str, object]:
-        values = self._of.extractParamMap()
-        return {param.name: value for param, value in values.items() if not self.hasParam(param.name)}
-
-    def _path_of_initial_weights(self) -> str | None:
-        return self._of._path_of_pretrained()
+            merge_adapters(saved.module)
+        return super()._make_model(saved, summary)
 
 
 _IMAGE = (

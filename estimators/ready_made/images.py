@@ -201,17 +201,25 @@ def image_inputs(
                 "to what they are brought."
             )
         return inputs
-    if column.kind != "number" or not column.shape:
-        what = "arrays that differ in length" if column.kind == "ragged" else describe_kind(column)
-        raise DataError(
-            f"Column {column.name!r} holds {what}, and ImageClassifier takes images of Spark's image source, encoded "
-            "ones (binary), or arrays of one shape."
-        )
+    if fault := fault_of(column):
+        raise DataError(fault)
     image_shape = _shape_of_arrays(column, shape)
     has_channels_first = (
         len(image_shape) == 3 and image_shape[2] not in _PLAIN_CHANNELS and image_shape[0] in _PLAIN_CHANNELS
     )
     return replace(inputs, shape=image_shape, has_channels_first=has_channels_first)
+
+
+def fault_of(column: Column) -> str:
+    """Return what is wrong with a column of images; empty if it can be used, as far as its type and shape say."""
+    if (column.kind == "number" and column.shape) or (
+        column.kind in ("binary", "image") and not column.shape
+    ):
+        return ""
+    return (
+        f"Column {column.name!r} holds {describe_kind(column)}, and ImageClassifier takes images of Spark's image "
+        "source, encoded ones (binary), or arrays of one shape."
+    )
 
 
 def _shape_of_arrays(column: Column, shape: Sequence[int] | None) -> tuple[int, ...]:
@@ -413,6 +421,10 @@ class ImageClassifier(
         if weights not in (NO_WEIGHTS, PRETRAINED):
             with check_of("backboneWeights"):
                 read_backbone_weights(weights)
+
+    def _feature_fault(self, column: Column) -> str:
+        """Return what is wrong with the type of the feature column; see :func:`fault_of`."""
+        return fault_of(column)
 
     def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None

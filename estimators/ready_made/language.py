@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import numpy as np
@@ -78,7 +77,6 @@ from sparkdl.networks.language import (
     num_tokens_of,
 )
 from sparkdl.networks.language_folder import load_language_folder, save_language_folder
-from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -450,6 +448,10 @@ class LanguageModel(
         """Return the Params of a fit on packed rows, without the network."""
         return self._estimator(None)
 
+    def _path_of_pretrained(self) -> str | None:
+        """Return the folder of the pretrained model, or None."""
+        return self.getPretrained()
+
     def _columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
         corpus = self.getCorpusCol()
@@ -552,7 +554,7 @@ class LanguageModel(
     def _estimator(self, network: nn.Module | None, weights: str | None = None) -> TorchEstimator:
         """Return the estimator that trains on packed rows, from initial weights that its ranks can read."""
         params = with_rate_of_pretrained(self)
-        estimator = _EstimatorOfRows(
+        estimator = TorchEstimator(
             model=network,
             initialWeights=weights,
             loss=nn.CrossEntropyLoss(ignore_index=-100),
@@ -560,8 +562,8 @@ class LanguageModel(
                 torch.optim.AdamW, lr=params.getLearningRate(), weight_decay=params.getWeightDecay()
             ),
         )
-        self._copyValues(estimator)
-        estimator.of_texts = {param.name: value for param, value in params.extractParamMap().items()}
+        params._copyValues(estimator)
+        estimator._made_for = params
         if self.getCorpusWeights() is not None and self.getValidationFraction() is not None:
             # A repeated row must not be a training row and a validation row.
             estimator._set(validationFraction=None, validationIndicatorCol=HELD_OUT)
@@ -620,17 +622,3 @@ class LanguageModel(
             key_heads=self.getNumKeyHeads(),
             is_tied=self.getTieEmbeddings(),
         )
-
-
-class _EstimatorOfRows(TorchEstimator):
-    """The estimator that trains on packed rows; it also logs the Params of the estimator of texts to MLflow."""
-
-    of_texts: Mapping[str, Any] = MappingProxyType({})
-
-    def _further_params(self) -> dict[str, object]:
-        others = {name: value for name, value in self.of_texts.items() if not self.hasParam(name)}
-        # Not the copy of the folder in the Store, which exists only during the fit.
-        return {**others, "initialWeights": self.of_texts.get("pretrained", DRAWN)}
-
-    def _path_of_initial_weights(self) -> str | None:
-        return self.of_texts.get("pretrained")

@@ -39,9 +39,11 @@ def check_one_column(params: _SharedParams, content: str) -> None:
 
 
 def describe_kind(column: Column) -> str:
-    """Return what a column holds, for an error: ``numbers``, ``binary values`` and so on."""
+    """Return what a column holds, for an error: ``numbers``, ``arrays of strings``, ``binary values`` and so on."""
+    if column.kind == "ragged":
+        return "arrays that differ in length"
     has_plural = column.kind in ("number", "string", "date", "timestamp")
-    return f"{column.kind}s" if has_plural else f"{column.kind} values"
+    return f"{'arrays of ' if column.shape else ''}{column.kind}{'s' if has_plural else ' values'}"
 
 
 def check_unset(params: Params, entries: Iterable[Param[Any]], other: str, why: str) -> None:
@@ -129,7 +131,10 @@ class _ReadyMadeParams(HasLabelCol, _SharedParams, HasFunctions, HasAdamW, HasDr
     _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 64, "epochs": 20}
 
     labelCol = Entry(TypeConverters.toString, "label column", default="label")
-    setLabelCol = labelCol.setter()
+
+    def setLabelCol(self: ParamsT, value: str) -> ParamsT:
+        """Set the label column."""
+        return self._set(labelCol=value)
 
 
 class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):

@@ -5,10 +5,9 @@ The *driver* learns the scales of the numbers and the categories from the rows. 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +161,7 @@ def fault_of(column: Column, categorical: Sequence[str]) -> str:
     is_category = column.kind == "string" or column.name in categorical
     is_float = "float" in column.dtype and not column.takes_nulls
     if is_category and (column.shape or column.kind not in ("number", "string") or is_float):
-        held = f"arrays of {math.prod(column.shape)}" if column.shape else f"{column.kind} of {column.dtype}"
+        held = describe_kind(column) if column.shape else f"{column.kind} of {column.dtype}"
         remedy = (
             " Cast whole numbers to bigint; decimals are taken as doubles." if "float" in column.dtype else ""
         )
@@ -176,8 +175,8 @@ def fault_of(column: Column, categorical: Sequence[str]) -> str:
     if column.kind == "ragged":
         return f"Column {column.name!r} has arrays that differ in length, or empty ones. Bring them to one length."
     return (
-        f"Column {column.name!r} holds {'arrays of ' if column.shape else ''}{describe_kind(column)}. Cast them to "
-        "numbers, or to strings that are categories."
+        f"Column {column.name!r} holds {describe_kind(column)}. Cast them to numbers, or to strings that are "
+        "categories."
     )
 
 
@@ -259,12 +258,9 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
         """Return the value in place of nulls, by feature column; see :meth:`sparkdl.data.Column.with_nulls`."""
         return dict.fromkeys(self.getFeaturesCols()) if self.getHandleInvalid() == "impute" else {}
 
-    def _check_schema(self, columns: Sequence[Column]) -> None:
-        """Check the types of the feature columns; see :class:`ReadyMadeEstimator`."""
-        categorical = self.getCategoricalCols()
-        faults = [fault for column in columns if (fault := fault_of(column, categorical))]
-        if faults:
-            raise faults_error(faults)
+    def _feature_fault(self, column: Column) -> str:
+        """Return what is wrong with the type of a feature column; see :func:`fault_of`."""
+        return fault_of(column, self.getCategoricalCols())
 
     def _learn_table(
         self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
@@ -366,7 +362,8 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
 
     labelCol = _ReadyMadeParams.labelCol.reworded("column of numbers")
     _model_class = TorchRegressionModel
-    _own_metrics = ("rmse", "r2")
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"metrics": ["rmse", "r2"]}
+    _label_kinds = ("number",)
 
     @keyword_only
     def __init__(
@@ -389,9 +386,4 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
-        name = self.getLabelCol()
-        column = dataset.column(name)
-        if column.kind != "number" or column.shape:
-            held = f"arrays of {column.shape}" if column.shape else describe_kind(column)
-            raise DataError(f"Column {name!r} holds {held}, and TorchRegressor predicts one number per row.")
-        return self._network(self._learn_table(dataset, training, label=name), num_outputs=1)
+        return self._network(self._learn_table(dataset, training, label=self.getLabelCol()), num_outputs=1)

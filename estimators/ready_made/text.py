@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import Unpack
 
-    from sparkdl.data import ParquetDataset
+    from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.estimators.torch_estimator import TorchEstimator
 
@@ -292,18 +292,20 @@ class TextClassifier(
         """Return the estimator that runs the fit, with the default learning rate of new or of pretrained weights."""
         return super(TextClassifier, with_rate_of_pretrained(self))._params_of_fit()
 
+    def _feature_fault(self, column: Column) -> str:
+        """Return what is wrong with the type of the feature column, and what to do."""
+        if column.kind == "string" and not column.shape:
+            return ""
+        return (
+            f"Column {column.name!r} holds {describe_kind(column)}, and TextClassifier takes strings. Cast it, or join "
+            "arrays of strings with pyspark.sql.functions.concat_ws."
+        )
+
     def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
         (name,) = self.getFeaturesCols()
-        column = dataset.column(name)
-        if column.kind != "string" or column.shape:
-            held = "arrays" if column.shape or column.kind == "ragged" else describe_kind(column)
-            raise DataError(
-                f"Column {name!r} holds {held}, and TextClassifier takes strings. Cast it, or join arrays of strings "
-                "with pyspark.sql.functions.concat_ws."
-            )
         num_classes = self._count_classes(dataset)
         folder = self.getPretrained()
         if folder is not None:

@@ -39,25 +39,30 @@ def check_types(
         raise DataError("No columns were given; name at least one.")
     fields = {field.name: field for field in schema.fields}
     num_fields = Counter(field.name for field in schema.fields)
-    chosen, faults = [], []
-    for name in dict.fromkeys(columns):
+    for name in columns:
         if name not in fields:
             raise missing_column_error(name, list(fields))
         if num_fields[name] > 1:
             raise ambiguous_column_error(name, num_fields[name])
-        data_type = fields[name].dataType
-        if not numbers_only and stored_type(data_type) is None:
-            faults.append(
-                f"Column {name!r} holds {data_type.simpleString()}, which the feed has no form for. Select what is "
-                "inside it as columns of their own."
-            )
-        remedy = _remedy(data_type) if numbers_only else ""
-        if remedy:
-            faults.append(f"Column {name!r} holds {data_type.simpleString()}, not numbers. {remedy}")
-        chosen.append(fields[name])
+    chosen = [fields[name] for name in dict.fromkeys(columns)]
+    faults = type_faults(chosen, numbers_only=numbers_only)
     if faults:
-        raise faults_error(faults)
+        raise faults_error([*faults.values()])
     return chosen
+
+
+def type_faults(fields: Iterable[StructField], *, numbers_only: bool = False) -> dict[str, str]:
+    """Return what is wrong with the types of columns, and what to do, by name; see :func:`check_types`."""
+    faults = {}
+    for field in fields:
+        held = f"Column {field.name!r} holds {field.dataType.simpleString()}"
+        if not numbers_only and stored_type(field.dataType) is None:
+            faults[field.name] = (
+                f"{held}, which the feed has no form for. Select what is inside it as columns of their own."
+            )
+        if numbers_only and (remedy := _remedy(field.dataType)):
+            faults[field.name] = f"{held}, not numbers. {remedy}"
+    return faults
 
 
 def faults_error(faults: Sequence[str]) -> DataError:

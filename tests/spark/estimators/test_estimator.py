@@ -135,7 +135,7 @@ def test_bad_weights_of_rows_are_named_before_any_rank_starts(frame, tmp_path):
     rows = frame.sparkSession.read.parquet(str(tmp_path / "rows"))
     for name, message in (
         ("strings", "'strings' holds string, not numbers"),
-        ("arrays", "'arrays' holds arrays of 4"),
+        ("arrays", "'arrays' holds arrays, and weightCol takes one number"),
         ("negative", "at least 0, but column 'negative' holds -2.0. Fix"),
         ("nan", "'nan' holds nan"),
         ("zeros", "Every weight in column 'zeros' is 0"),

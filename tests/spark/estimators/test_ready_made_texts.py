@@ -12,6 +12,7 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from sparkdl.data import materialize
+from sparkdl.errors import DataError
 from sparkdl.estimators import TextClassifier
 from sparkdl.estimators.ready_made import text
 from sparkdl.estimators.ready_made.text import learn_words
@@ -103,3 +104,16 @@ def test_executors_count_the_same_words_in_the_same_order(spark, texts, tmp_path
     monkeypatch.setattr(text, "COUNTED_HERE", 10)
     assert learn_words(dataset, "text", size=15, training=None, spark=spark) == here
     assert len(here) == 15
+
+
+def test_all_columns_of_a_wrong_type_are_named_before_a_row_is_read(texts, tmp_path):
+    rows = texts.selectExpr("cast(raise_error('a row is read') as int) n", "array(id) ids", "text")
+    estimator = TextClassifier(
+        featuresCol="n", labelCol="ids", weightCol="text", store=str(tmp_path / "store"), tracking="off"
+    )
+    message = (
+        "'text' holds string, not numbers.* 'n' holds numbers, and .* takes strings.* 'ids' holds arrays"
+    )
+    with pytest.raises(DataError, match=message):
+        estimator.fit(rows)
+    assert store_is_empty(tmp_path)

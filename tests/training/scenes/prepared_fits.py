@@ -32,8 +32,8 @@ def prepare(
     folder.mkdir()
     pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=rows_per_group)
     params = estimator._params_of_fit()
-    dataset = scan_dataset(str(folder)).with_nulls(params._nulls())
-    inputs = prepare_fit(params._learn(dataset), dataset)
+    dataset = scan_dataset(str(folder)).with_nulls(estimator._nulls())
+    inputs = prepare_fit(estimator._learn(params, dataset, None), dataset)
     return inputs.spec, dataset, inputs.signature
 
 

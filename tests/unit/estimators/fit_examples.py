@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from sparkdl.data.spark.columns import faults_error
 from sparkdl.estimators import TorchEstimator
-from sparkdl.estimators.fit.inputs import prepare_fit
+from sparkdl.estimators.fit.inputs import column_names, prepare_fit
+from sparkdl.estimators.fit.rows import column_faults
 from tests.training.scenes.input_scenes import Heads
 
 
@@ -21,12 +23,20 @@ def make_estimator(**changes):
     return TorchEstimator(**{**params, **changes})
 
 
-def learn(estimator, dataset):
-    """The inputs of the fit of a ready-made estimator that would go to the ranks, and the signature of its model."""
+def prepare(estimator, dataset):
+    """The inputs of a fit that would go to the ranks, and the signature of its model, after the checks of a schema."""
     params = estimator._params_of_fit()
-    params._check_values()
-    dataset = dataset.with_nulls(params._nulls())
-    return prepare_fit(params._learn(dataset), dataset)
+    columns = {name: dataset.column(name) for name in column_names(params)}
+    if faults := list(column_faults(params, columns)):
+        raise faults_error(faults)
+    dataset = dataset.with_nulls(estimator._nulls())
+    return prepare_fit(estimator._learn(params, dataset, None), dataset)
+
+
+def learn(estimator, dataset):
+    """The inputs of a fit of a ready-made estimator, whose Params are checked first."""
+    estimator._check_values()
+    return prepare(estimator, dataset)
 
 
 def fail(batch):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from sparkdl.data import ParquetFeed, RowFilter
 from sparkdl.data.dataset.row_choice import draw_rows, spread_rows
-from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import marked_rows
 from tests.training.scenes.training_scenes import write_dataset
 
@@ -75,12 +74,6 @@ def test_marked_rows_are_counted_by_row_group(tmp_path):
         batch = next(iter(feed))
     assert sorted(validated) == sorted(batch["w"][batch["validates"]].tolist())
     assert np.bincount(np.flatnonzero(batch["validates"]) // 5, minlength=8).tolist() == list(marked.counts)
-
-
-@pytest.mark.parametrize(("name", "found"), [("w", "float64"), ("x", "arrays of float32")])
-def test_only_booleans_mark_rows(tmp_path, name, found):
-    with pytest.raises(DataError, match=f"Column '{name}' holds {found}, but validationIndicatorCol must be"):
-        marked_rows(write_dataset(tmp_path, 5), name)
 
 
 COLUMNS = [

@@ -30,6 +30,7 @@ from tests.unit.estimators.fit_examples import (
     loss_alone,
     loss_by_gradients,
     make_estimator,
+    prepare,
     two_values,
 )
 
@@ -93,10 +94,6 @@ def as_label(columns):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"featuresCol": "kind"},
-            "Column 'kind' holds string values, .*prepareFeatures .* StringIndexer, .* TextClassifier takes texts",
-        ),
         ({"passFeaturesBy": "name"}, "does not fit the model Linear.*unexpected keyword argument 'dense'"),
         (
             {"featuresCol": ["age", "dense"], "passFeaturesBy": "matrix"},
@@ -146,7 +143,7 @@ def as_label(columns):
 )
 def test_columns_that_do_not_fit_are_refused(dataset, changes, message):
     with pytest.raises(DataError, match=message):
-        prepare_fit(make_estimator(**changes), dataset)
+        prepare(make_estimator(**changes), dataset)
 
 
 @pytest.mark.parametrize(

@@ -207,14 +207,14 @@ def test_validation_rows_are_excluded_from_training_and_from_the_schedule(datase
             ShardingError,
             "4 rows beside 33 to validate .* by 5 ranks: .* Lower numWorkers to 4",
         ),
-        ({"validationIndicatorCol": "y"}, DataError, "'y' holds int64, .* booleans"),
+        ({"validationIndicatorCol": "y"}, DataError, "'y' holds int64, .*booleans"),
         ({"validationIndicatorCol": "never"}, DataError, "'never' .* is false in each of"),
         ({"validationIndicatorCol": "always"}, DataError, "'always' .* is true in each of the 37 rows"),
     ],
 )
 def test_a_split_that_cannot_work_is_refused(dataset, settings, error, message):
     with pytest.raises(error, match=message):
-        prepare_fit(make_estimator(**settings), dataset)
+        fit_examples.prepare(make_estimator(**settings), dataset)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit.labels import count_classes
+from sparkdl.estimators.fit.tracking import params_to_log
 from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
@@ -204,8 +205,9 @@ def test_first_weights_depend_on_the_seed(dataset):
 
 def test_params_reach_network_and_optimizer(dataset):
     params = {"hiddenSizes": [7], "dropout": 0.25, "learningRate": 0.5, "weightDecay": 0.125}
-    learning = TorchRegressor(featuresCol="vector", labelCol="age", **params)._params_of_fit()
-    learned = learning._learn(dataset)
+    estimator = TorchRegressor(featuresCol="vector", labelCol="age", **params)
+    learning = estimator._params_of_fit()
+    learned = estimator._learn(learning, dataset, None)
     assert not learning.isSet(learning.model), "what is learned is in the copy alone"
     network = learned.getModel()
     sizes = [getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers]
@@ -214,7 +216,9 @@ def test_params_reach_network_and_optimizer(dataset):
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
     of_tables = {"hiddenSizes", "dropout", "weightDecay", "categoricalCols", "handleInvalid"}
-    assert learned._further_params().keys() == of_tables
+    logged = params_to_log(learned, dataset)
+    assert of_tables <= logged.keys()
+    assert (logged["hiddenSizes"], logged["metrics"]) == ([7], "rmse, r2")
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_params_reach_network_and_optimizer(dataset):
             TorchClassifier,
             {"categoricalCols": ["vector"]},
             DataError,
-            "'vector' is to hold categories, .* arrays of 4",
+            "'vector' is to hold categories, .* arrays of numbers",
         ),
         (TorchClassifier, {"labelCol": "same"}, DataError, "'same' holds the label 'ant' alone"),
         (

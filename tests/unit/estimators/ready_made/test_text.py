@@ -132,16 +132,15 @@ def pretrained(tmp_path):
 def test_a_pretrained_language_model_is_trained_at_a_rate_that_keeps_what_it_has_learned(options, rate):
     params = LanguageModel(featuresCol="text", **options)._params_of_fit()
     assert params.getOptimizer().keywords["lr"] == rate
-    assert params.of_texts["learningRate"] == rate
+    assert (params.getLearningRate(), type(params._caller)) == (rate, LanguageModel)
 
 
 def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classes(
     dataset, pretrained, tmp_path
 ):
     estimator = TextClassifier(featuresCol="text", labelCol="name", pretrained=pretrained)
-    params = estimator._params_of_fit()
-    params._check_values()
-    params = params._learn(dataset)
+    estimator._check_values()
+    params = estimator._learn(estimator._params_of_fit(), dataset, None)
     assert params.getOptimizer().keywords["lr"] == 5e-5
     assert params.getLearningRate() == 5e-5
     assert estimator.getLearningRate() == 1e-3
@@ -362,7 +361,7 @@ def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
         (["text", "unique"], {}, ParamError, "takes one column of texts. .*concat_ws"),
         ("nowhere", {}, DataError, "no column 'nowhere'"),
         ("number", {}, DataError, "'number' holds numbers, .* takes strings"),
-        ("words", {}, DataError, "'words' holds arrays, and .* join arrays"),
+        ("words", {}, DataError, "'words' holds arrays that .* join arrays"),
         ("bytes", {}, DataError, "'bytes' holds binary values, .* takes strings"),
         ("unique", {}, DataError, "No word in column 'unique' .* tokenizer='bytes'"),
         ("text", {"vocabularySize": 0}, ParamError, "Param vocabularySize must be at least 1"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from sparkdl.model.predictor import has_scores
 from sparkdl.tracking import add_to_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.figure import Figure
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -113,14 +113,12 @@ class ClassificationEvaluation(ModelEvaluation):
     @property
     def areaUnderROC(self) -> float:
         """Area under the ROC curve of two classes; NaN if a class has no rows."""
-        rates = self._curve("FPR", "TPR")
-        return _area(rates)
+        return _area(self._curve("FPR", "TPR"))
 
     @property
     def areaUnderPR(self) -> float:
         """Area under the precision-recall curve of two classes, by trapezoids as in Spark ML."""
-        rates = self._curve("recall", "precision")
-        return _area(rates)
+        return _area(self._curve("recall", "precision"))
 
     @property
     def roc(self) -> DataFrame:
@@ -275,10 +273,9 @@ def evaluate(
             )
     rows = _answers(model, dataset, labels, weight)
     evaluations: dict[str, ModelEvaluation] = {}
-    with (
-        reading_job(dataset.sparkSession, "evaluating the model"),
-        _kept(rows, is_kept=len(outputs) > 1 or weight is not None),
-    ):
+    with reading_job(dataset.sparkSession, "evaluating the model"), ExitStack() as stack:
+        if len(outputs) > 1 or weight is not None:  # several jobs read the rows
+            stack.callback(rows.persist().unpersist)
         for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
             columns = tuple(F.col(f"{part}{index}") for part in ("label", "prediction", "score"))
             of_label: Any = (
@@ -292,18 +289,6 @@ def evaluate(
     if name is not None and model.summary.run_id is not None:
         _log(model.summary.run_id, evaluations, name)
     return evaluations if len(outputs) > 1 else evaluations[labels[0]]
-
-
-@contextmanager
-def _kept(rows: DataFrame, *, is_kept: bool) -> Iterator[None]:
-    """Keep rows that several jobs read, for the time of a block."""
-    if is_kept:
-        rows.persist()
-    try:
-        yield
-    finally:
-        if is_kept:
-            rows.unpersist()
 
 
 def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weight: str | None) -> DataFrame:

@@ -8,7 +8,7 @@ Useful", 2019). Spark draws the rows; the driver predicts them.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from sparkdl.data import Column
     from sparkdl.estimators.torch_model import TorchModel
-    from sparkdl.model.signature import ModelOutput
 
 
 _MOST_SHOWN = 30
@@ -103,11 +102,11 @@ def measure_importances(
     check_frame(dataset, "featureImportances")
     check_counts(least=1, num_rows=num_rows, num_repeats=num_repeats)
     check_integer(seed=seed)
-    saved, labels = model.saved, model.getLabelCols()
+    saved, names = model.saved, model.getLabelCols()
     outputs = saved.signature.outputs
-    if len(outputs) != 1 or len(labels) != 1 or outputs[0].is_sequence or outputs[0].shape:
+    if len(outputs) != 1 or len(names) != 1 or outputs[0].is_sequence or outputs[0].shape:
         raise ParamError("featureImportances takes a model that predicts one class or one number per row.")
-    (output,), (label,) = outputs, labels
+    (output,), (label,) = outputs, names
     features, trained = model.getFeaturesCols(), saved.signature.inputs.columns
     weight = model._weight_column()
     columns = list(dict.fromkeys([*features, label, *([weight] if weight else [])]))
@@ -133,30 +132,40 @@ def measure_importances(
         with ParquetFeed(described, batch_size=num_rows, shuffle=False) as feed:
             (values,) = [{name: np.array(array) for name, array in batch.items()} for batch in feed.epoch(0)]
     inputs = {column.name: values[name] for name, column in zip(features, trained, strict=True)}
-    scorer = _Scorer(
-        Predictor(saved, batch_size=model.getPredictionBatchSize()), output, values[label], label
-    )
-    scorer = scorer.of_complete_rows(inputs, values[weight].astype(np.float64) if weight else None)
-    inputs = {name: array[scorer.kept] for name, array in inputs.items()}
-    score = scorer.score(inputs)
+    predictor = Predictor(saved, batch_size=model.getPredictionBatchSize())
+    _, without = predictor.answer_complete(inputs, ("prediction",))
+    kept = slice(None) if without is None else ~without
+    inputs = {name: array[kept] for name, array in inputs.items()}
+    labels, weights = values[label][kept], values[weight][kept].astype(np.float64) if weight else None
+    if not len(labels):
+        raise DataError("The model predicts none of the rows, whose features are NaN.")
+    if output.classes is not None:
+        labels = class_numbers(labels, output.classes, label)
+    labels = labels.astype(np.float64)
+
+    def score_of(changed: Mapping[str, npt.NDArray[Any]]) -> float:
+        predictions = predictor.answer(changed, ("prediction",))[output.name]["prediction"]
+        return _score(predictions, labels, weights, is_r2=output.kind == "value")
+
+    score = score_of(inputs)
     units = list(_units(trained))
     falls = np.zeros((len(units), num_repeats))
     for number, (_, column, element) in enumerate(units):
         for repeat in range(num_repeats):
-            order = np.random.default_rng([seed, number, repeat]).permutation(len(scorer.labels))
+            order = np.random.default_rng([seed, number, repeat]).permutation(len(labels))
             shuffled = inputs[column].copy()
             if element is None:
                 shuffled = shuffled[order]
             else:
                 shuffled[:, element] = shuffled[order, element]
-            falls[number, repeat] = score - scorer.score(inputs | {column: shuffled})
+            falls[number, repeat] = score - score_of(inputs | {column: shuffled})
     return FeatureImportances(
         names=tuple(name for name, _, _ in units),
         means=falls.mean(axis=1),
         deviations=falls.std(axis=1),
         score=score,
         metric="r2" if output.kind == "value" else "accuracy",
-        numInstances=len(scorer.labels),
+        numInstances=len(labels),
     )
 
 
@@ -170,55 +179,13 @@ def _units(columns: tuple[Column, ...]) -> Iterator[tuple[str, str, int | None]]
             yield column.name, column.name, None
 
 
-@dataclass(frozen=True)
-class _Scorer:
-    """Scores predictions: the accuracy of classes, R2 of numbers.
-
-    Attributes:
-        predictor: the model.
-        output: its output.
-        labels: labels of the rows: numbers of the classes, or numbers to predict.
-        name: name of the label column.
-        weights: weights of the rows; None if all count equally.
-        kept: mask of the rows that the model predicts.
-    """
-
-    predictor: Predictor
-    output: ModelOutput
-    labels: npt.NDArray[Any]
-    name: str
-    weights: npt.NDArray[np.float64] | None = None
-    kept: npt.NDArray[np.bool_] | None = None
-
-    def of_complete_rows(
-        self, inputs: Mapping[str, npt.NDArray[Any]], weights: npt.NDArray[np.float64] | None
-    ) -> _Scorer:
-        """Return a scorer of the rows for which the model predicts something.
-
-        Raises:
-            DataError: if there are none, or a label is not one of the classes.
-        """
-        _, without = self.predictor.answer_complete(inputs, ("prediction",))
-        kept = np.ones(len(self.labels), bool) if without is None else ~without
-        labels = self.labels[kept]
-        if not len(labels):
-            raise DataError("The model predicts none of the rows, whose features are NaN.")
-        if self.output.classes is not None:
-            labels = class_numbers(labels, self.output.classes, self.name)
-        return replace(
-            self,
-            labels=labels.astype(np.float64),
-            weights=None if weights is None else weights[kept],
-            kept=kept,
-        )
-
-    def score(self, inputs: Mapping[str, npt.NDArray[Any]]) -> float:
-        """Return the score of the predictions, NaN for R2 if all labels are equal."""
-        answers = self.predictor.answer(inputs, ("prediction",))
-        predictions = answers[self.output.name]["prediction"]
-        if self.output.kind != "value":
-            return float(np.average(predictions == self.labels, weights=self.weights))
-        errors = np.average((predictions - self.labels) ** 2, weights=self.weights)
-        center = np.average(self.labels, weights=self.weights)
-        variance = np.average((self.labels - center) ** 2, weights=self.weights)
-        return float(1 - errors / variance) if variance else float("nan")
+def _score(
+    predictions: npt.NDArray[Any], labels: npt.NDArray[np.float64], weights: Any, *, is_r2: bool
+) -> float:
+    """Return the accuracy of classes, or R2 of numbers, which is NaN if all labels are equal."""
+    if not is_r2:
+        return float(np.average(predictions == labels, weights=weights))
+    errors = np.average((predictions - labels) ** 2, weights=weights)
+    center = np.average(labels, weights=weights)
+    variance = np.average((labels - center) ** 2, weights=weights)
+    return float(1 - errors / variance) if variance else float("nan")

@@ -211,7 +211,9 @@ def restore(instance: Any, metadata: dict[str, Any], folder: Path) -> None:
     try:
         DefaultParamsReader.getAndSetParams(instance, metadata)
         if metadata.get("pickledParams", (folder / _FUNCTIONS).exists()):
-            instance.setParams(**_read_functions(folder))
+            with errors_as(SavedModelError, f"Loss, optimizer and the like cannot be read from {_FUNCTIONS}"):
+                functions = cloudpickle.loads((folder / _FUNCTIONS).read_bytes())
+            instance.setParams(**functions)
     except AttributeError as error:
         raise SavedModelError(
             f"It was written with a Param that this sparkdl does not know: {error}. Install a newer sparkdl."
@@ -220,11 +222,6 @@ def restore(instance: Any, metadata: dict[str, Any], folder: Path) -> None:
         raise SavedModelError(
             f"It was written with a value that this sparkdl does not take. {error}"
         ) from error
-
-
-def _read_functions(folder: Path) -> dict[str, Any]:
-    with errors_as(SavedModelError, f"Loss, optimizer and the like cannot be read from {_FUNCTIONS}"):
-        return cast("dict[str, Any]", cloudpickle.loads((folder / _FUNCTIONS).read_bytes()))
 
 
 def carry(

@@ -316,9 +316,17 @@ def _is_out_of_range(column: Column, num_classes: int) -> bool:
 
 
 def _distinct(dataset: ParquetDataset, column: Column, most: int) -> tuple[Any, ...] | None:
-    """Return the distinct values of a column in ascending order; None if there are more than ``most``."""
+    """Return the distinct values of a column in ascending order; None if there are more than ``most``.
+
+    Raises:
+        DataError: if numbers are not finite.
+    """
     distinct: set[Any] = set()
     for values in stored_values(dataset, column.name):
+        if column.kind == "number" and not np.isfinite(values).all():
+            raise DataError(
+                f"Column {column.name!r} holds labels that are not finite numbers. Leave those rows out."
+            )
         distinct.update(values.tolist() if column.kind == "string" else np.unique(values).tolist())
         if len(distinct) > most:
             return None
@@ -349,35 +357,29 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
     column = dataset.column(name)
     if column.dtype == "bool":
         return 2
-    distinct: set[Any] = set()
-    for values in stored_values(dataset, name):
-        if column.kind == "number" and not np.isfinite(values).all():
-            raise DataError(
-                f"Column {name!r} holds labels that are not finite numbers. Leave those rows out."
-            )
-        distinct.update(set(values.tolist()) if column.kind == "string" else np.unique(values).tolist())
-        if len(distinct) > MOST_CLASSES:
-            raise DataError(
-                f"Column {name!r} holds more than {MOST_CLASSES} different labels. For a regression take "
-                "TorchRegressor."
-            )
+    distinct = _distinct(dataset, column, MOST_CLASSES)
+    if distinct is None:
+        raise DataError(
+            f"Column {name!r} holds more than {MOST_CLASSES} different labels. For a regression take TorchRegressor."
+        )
     if column.kind == "number":
         return _number_of_classes(distinct, name, is_integer="int" in column.dtype)
     if len(distinct) < 2:
         raise DataError(
-            f"Column {name!r} holds the label {next(iter(distinct))!r} alone, and a classifier needs at least "
+            f"Column {name!r} holds the label {distinct[0]!r} alone, and a classifier needs at least "
             "two. Name all in Param labels, where rows may lack one."
         )
     return len(distinct)
 
 
-def _number_of_classes(labels: set[Any], name: str, *, is_integer: bool) -> int:
-    low, high = min(labels), max(labels)
+def _number_of_classes(labels: Sequence[Any], name: str, *, is_integer: bool) -> int:
+    """Return the number of classes for the distinct labels, in ascending order, of a column of numbers."""
+    low, high = labels[0], labels[-1]
     if low >= 0 and high < MOST_CLASSES and all(label == int(label) for label in labels):
         return max(2, int(high) + 1)
     if is_integer:
         return max(2, len(labels))
-    bad = next(label for label in sorted(labels) if label < 0 or label >= MOST_CLASSES or label != int(label))
+    bad = next(label for label in labels if label < 0 or label >= MOST_CLASSES or label != int(label))
     raise DataError(
         f"Column {name!r} holds the label {bad!r}, which is not a class: doubles and decimals have to be "
         f"whole numbers from 0 to {MOST_CLASSES - 1}, or those that Param labels names. Number the classes with "

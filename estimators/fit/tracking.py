@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,10 +31,8 @@ from sparkdl.tracking import (
     LoggedModelSpec,
     Registration,
     RunGroup,
-    TrackingMode,
     context_tags,
     is_tracking,
-    open_run,
     without_credentials,
 )
 from sparkdl.tracking.mlflow_model import DATA_FOLDER, MODULE_FOLDER
@@ -172,7 +171,7 @@ def group_of_fits(params: _TorchEstimatorParams, name: str) -> RunGroup | None:
 
     It is the active run of MLflow on this thread, or a new run with this name.
     """
-    if not is_tracking(cast("TrackingMode", params.getTracking())):
+    if not is_tracking(params.getTracking()):
         return None
     return RunGroup(params.getStore(), experiment=params.getExperiment(), name=name)
 
@@ -180,7 +179,7 @@ def group_of_fits(params: _TorchEstimatorParams, name: str) -> RunGroup | None:
 def run_of_fit(
     params: _TorchEstimatorParams, nested: NestedRun | None, dataset: ParquetDataset
 ) -> AbstractContextManager[FitRun | None]:
-    """Open the MLflow run of a fit according to its Params, with a description.
+    """Return the MLflow run of a fit according to its Params, with a description; a context of None without tracking.
 
     A fit that was interrupted and continues from checkpoints continues its run.
 
@@ -189,10 +188,11 @@ def run_of_fit(
         nested: place among the runs of several Param maps; None for a fit that is not one of several.
         dataset: rows of the fit.
     """
-    mode, checkpoints = cast("TrackingMode", params.getTracking()), params.getCheckpointDir()
-    return open_run(
-        mode,
-        store=params.getStore(),
+    if not is_tracking(params.getTracking()):
+        return nullcontext()
+    checkpoints = params.getCheckpointDir()
+    return FitRun(
+        params.getStore(),
         experiment=params.getExperiment(),
         run_name=params.getRunName(),
         tags={
@@ -205,7 +205,7 @@ def run_of_fit(
         wait_s=params.getTrackingTimeoutSeconds(),
         # A run of its own has a name, and a trial of a search has onEpoch: the first trial is nested as the others are.
         may_join=params.getRunName() is None and params.getOnEpoch() is None,
-        key=run_key_of(checkpoints) if checkpoints is not None and is_tracking(mode) else None,
+        key=None if checkpoints is None else run_key_of(checkpoints),
     )
 
 

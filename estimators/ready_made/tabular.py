@@ -262,20 +262,23 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
         """Return what is wrong with the type of a feature column; see :func:`fault_of`."""
         return fault_of(column, self.getCategoricalCols())
 
-    def _learn_table(
-        self, dataset: ParquetDataset, training: RowChoice | None, *, label: str | None = None
-    ) -> Table:
-        return learn_table(
+    def _make_network(
+        self,
+        dataset: ParquetDataset,
+        training: RowChoice | None,
+        *,
+        num_outputs: int,
+        label: str | None = None,
+    ) -> Recipe:
+        """Make the network for rows, and for numbers in the column ``label``, or for classes if that is None."""
+        table = learn_table(
             dataset,
             self.getFeaturesCols(),
             categorical=self.getCategoricalCols(),
             training=training,
             label=label,
         )
-
-    def _network(self, table: Table, *, num_outputs: int) -> Recipe:
-        labels = table.label_scale
-        is_regression = labels.num_rows > 0
+        labels, is_regression = table.label_scale, label is not None
         mean = labels.mean.item() if is_regression else 0.0
         deviation = labels.deviation.item() if is_regression else 1.0
         with seeded(self.getSeed()):
@@ -341,8 +344,7 @@ class TorchClassifier(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
-        num_classes = self._count_classes(dataset)
-        return self._network(self._learn_table(dataset, training), num_outputs=num_classes)
+        return self._make_network(dataset, training, num_outputs=self._count_classes(dataset))
 
 
 @with_arguments
@@ -386,4 +388,4 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
         """Make the network for rows; see :class:`ReadyMadeEstimator`."""
-        return self._network(self._learn_table(dataset, training, label=self.getLabelCol()), num_outputs=1)
+        return self._make_network(dataset, training, num_outputs=1, label=self.getLabelCol())

@@ -32,7 +32,7 @@ from sparkdl.jobs.yaml_tree import write_tree
 from sparkdl.spark.failures import mentions_stopped_context, spark_words
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.spark.session import is_connect, is_context_stopped
-from sparkdl.tracking import models_with_code, runs_with_files, use_tracking_uri, without_credentials
+from sparkdl.tracking import log_with_fits, use_tracking_uri, without_credentials
 from sparkdl.training.checkpoint.fit_manifest import fit_folder
 
 if TYPE_CHECKING:
@@ -262,10 +262,7 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
         f"{_count_of(estimator.getEpochs(), 'epoch')} on {_count_of(estimator.getNumWorkers(), 'rank')}."
     )
-    with (
-        models_with_code(loggable(checked.code)),
-        runs_with_files({"job.yaml": _yaml_of(checked.job)}),
-    ):
+    with log_with_fits(files={"job.yaml": _yaml_of(checked.job)}, code=loggable(checked.code)):
         model = estimator.fit(frame)
     result = make_result(checked.job, checked.identity, model, began=began) | {"files": checked.files}
     tested = ""

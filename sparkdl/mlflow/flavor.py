@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,7 +92,10 @@ def _download(model_uri: str, dst_path: str | os.PathLike[str] | None) -> tuple[
             location = open_location(url)
             root = Path(location.path)
             if not location.is_local:
-                root = Path(there or _folder_until_exit())
+                if there is None:  # until this process exits: the model may have code that is imported later
+                    there = tempfile.mkdtemp(prefix="sparkdl-")
+                    atexit.register(shutil.rmtree, there, ignore_errors=True)
+                root = Path(there)
                 location.fetch_folder(root)
     try:
         # Model.load takes a URI, and would decode a folder's name.
@@ -107,24 +111,11 @@ def _download(model_uri: str, dst_path: str | os.PathLike[str] | None) -> tuple[
             "Load it by one of those."
         )
     code = described.flavors["python_function"].get("code")
-    if code is not None:
-        _make_importable(root / str(code))
+    if code is not None and str(root / str(code)) not in sys.path:
+        sys.path.insert(
+            0, str(root / str(code))
+        )  # as MLflow does: pickles of the model refer to modules in it
     return root / flavor["data"], described.run_id
-
-
-def _folder_until_exit() -> str:
-    """A new folder for a model, which may have code that is imported later; it is removed when this process exits."""
-    folder = tempfile.mkdtemp(prefix="sparkdl-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _make_importable(folder: Path) -> None:
-    """Add the folder of ``code_paths`` to ``sys.path``, as MLflow does: the model's pickles refer to modules in it."""
-    import sys
-
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
 
 
 def save_model(

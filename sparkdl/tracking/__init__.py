@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from sparkdl.tracking.kept_runs import SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
-from sparkdl.tracking.model_code import models_with_code
 from sparkdl.tracking.run import (
     FitRun,
     RunGroup,
-    TrackingMode,
     add_to_run,
     is_tracking,
+    log_with_fits,
     metrics_of_active_run,
-    open_run,
-    runs_with_files,
 )
 from sparkdl.tracking.start import context_tags, use_tracking_uri, without_credentials
 
@@ -31,14 +28,11 @@ __all__ = [
     "Registration",
     "RunGroup",
     "SentRun",
-    "TrackingMode",
     "add_to_run",
     "context_tags",
     "is_tracking",
+    "log_with_fits",
     "metrics_of_active_run",
-    "models_with_code",
-    "open_run",
-    "runs_with_files",
     "send_kept_runs",
     "use_tracking_uri",
     "without_credentials",

@@ -10,7 +10,6 @@ import json
 import logging
 import tempfile
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,77 +44,6 @@ FOLDER = "unsent-runs"
 _logger = logging.getLogger(__name__)
 
 
-class UnsentRuns:
-    """Folders of unsent runs in a Store, beside its datasets."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._location = store.location
-        self._path = f"{self._location.path}/{FOLDER}"
-
-    def put(self, name: str, folders: Mapping[str, Path], files: Mapping[str, bytes]) -> str:
-        """Copy local folders and then files into a folder of the Store, and return its URL.
-
-        Raises:
-            StoreError: if the Store cannot be written.
-        """
-        url = f"{self._store.url}/{FOLDER}/{name}"
-        try:
-            there = open_location(url)
-            there.make_folder()
-            for file, folder in folders.items():
-                open_location(f"{url}/{file}").put_folder(folder)
-            for file, content in files.items():
-                there.write_whole(file, content, writer=uuid.uuid4().hex[:8])
-        except Exception as error:
-            raise self._store.cannot_be_written(error) from error
-        return url
-
-    def names(self) -> list[str]:
-        """Return the names of the folders, the oldest first.
-
-        Raises:
-            StoreError: if the Store cannot be read.
-        """
-        filesystem = self._location.filesystem
-        with store_errors(f"{self._path} cannot be listed"):
-            filesystem.invalidate_cache()
-            if not filesystem.exists(self._path):
-                return []
-            return sorted(Path(path).name for path in filesystem.ls(self._path, detail=False))
-
-    def holds(self, name: str, file: str) -> bool:
-        """Return whether a folder has a file.
-
-        Raises:
-            StoreError: if the Store cannot be read.
-        """
-        with store_errors(f"{self._path}/{name} cannot be read"):
-            return bool(self._location.filesystem.exists(f"{self._path}/{name}/{file}"))
-
-    def get(self, name: str, into: Path) -> None:
-        """Copy a folder into an existing local folder.
-
-        Raises:
-            StoreError: if the folder cannot be read.
-        """
-        with store_errors(f"{self._path}/{name} cannot be read"):
-            open_location(f"{self._store.url}/{FOLDER}/{name}").fetch_folder(into)
-
-    def remove(self, name: str) -> None:
-        """Remove a folder; with the last one also its parent folder.
-
-        Raises:
-            StoreError: if the folder cannot be removed.
-        """
-        filesystem = self._location.filesystem
-        with store_errors(f"{self._path}/{name} cannot be removed"):
-            filesystem.rm(f"{self._path}/{name}", recursive=True)
-            filesystem.invalidate_cache()
-            if filesystem.exists(self._path) and not filesystem.ls(self._path, detail=False):
-                filesystem.rm(self._path, recursive=True)
-
-
 @dataclass(frozen=True, kw_only=True)
 class KeptRun:
     """The unsent messages of a run.
@@ -148,10 +76,11 @@ def keep_run(kept: KeptRun, store: Store, *, part: int) -> str:
     """
     folders, messages = {}, []
     for number, message in enumerate(kept.messages):
-        name = None if message.folder is None else f"{number:04}"
-        if message.folder is not None and name is not None:
-            folders[name] = message.folder
-        messages.append({"kind": message.kind, "content": message.content, "folder": name})
+        folder = None
+        if message.folder is not None:
+            folder = f"{number:04}"
+            folders[folder] = message.folder
+        messages.append({"kind": message.kind, "content": message.content, "folder": folder})
     content = {
         "format": FORMAT,
         "tracking_uri": kept.tracking_uri,
@@ -160,8 +89,16 @@ def keep_run(kept: KeptRun, store: Store, *, part: int) -> str:
         "messages": messages,
         "model_uri": kept.model_uri,
     }
-    name = f"{kept.start.start_time:015}-{kept.start.key[:12]}-{part:04}"
-    return UnsentRuns(store).put(name, folders, {RUN_FILE: json.dumps(content).encode()})
+    url = f"{store.url}/{FOLDER}/{kept.start.start_time:015}-{kept.start.key[:12]}-{part:04}"
+    try:
+        there = open_location(url)
+        there.make_folder()
+        for name, local in folders.items():
+            open_location(f"{url}/{name}").put_folder(local)
+        there.write_whole(RUN_FILE, json.dumps(content).encode(), writer=uuid.uuid4().hex[:8])
+    except Exception as error:
+        raise store.cannot_be_written(error) from error
+    return url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,17 +128,25 @@ def send_kept_runs(store: Store, tracking_uri: str | None = None) -> list[SentRu
     Raises:
         StoreError: if the Store cannot be read or written.
     """
-    sent, runs = [], UnsentRuns(store)
-    for name in runs.names():
-        if not runs.holds(name, RUN_FILE):
-            _logger.info("%s has no %s: it is being written, or its driver died meanwhile.", name, RUN_FILE)
-            continue
-        with tempfile.TemporaryDirectory(prefix="sparkdl-kept-") as folder:
-            runs.get(name, Path(folder))
-            one = _send_folder(name, Path(folder), tracking_uri)
-        if one.error is None:
-            runs.remove(name)
-        sent.append(one)
+    sent: list[SentRun] = []
+    there = open_location(f"{store.url}/{FOLDER}")
+    with store_errors(f"{there.path} cannot be read or written"):
+        there.filesystem.invalidate_cache()
+        paths = there.filesystem.ls(there.path, detail=False) if there.filesystem.exists(there.path) else []
+        for name in sorted(Path(path).name for path in paths):
+            if not there.filesystem.exists(f"{there.path}/{name}/{RUN_FILE}"):
+                _logger.info(
+                    "%s has no %s: it is being written, or its driver died meanwhile.", name, RUN_FILE
+                )
+                continue
+            with tempfile.TemporaryDirectory(prefix="sparkdl-kept-") as folder:
+                open_location(f"{store.url}/{FOLDER}/{name}").fetch_folder(Path(folder))
+                sent.append(_send_folder(name, Path(folder), tracking_uri))
+            if sent[-1].error is None:
+                there.filesystem.rm(f"{there.path}/{name}", recursive=True)
+        there.filesystem.invalidate_cache()
+        if sent and not there.filesystem.ls(there.path, detail=False):
+            there.filesystem.rm(there.path, recursive=True)
     return sent
 
 

@@ -1,4 +1,4 @@
-"""Packs the code that a logged model carries: the modules of sparkdl, and files of the user.
+"""Packs the code that a logged model carries: the modules of sparkdl.
 
 A logged model carries the Python modules of sparkdl in a wheel, so that it can be served where sparkdl is not
 installed. The wheel is in the folder ``code`` of the model and is not one of its requirements: MLflow makes one
@@ -14,9 +14,7 @@ import base64
 import hashlib
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
 from io import BytesIO
@@ -42,19 +40,6 @@ _NATIVE = "sparkdl/_native.py"
 
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files in the wheel, the earliest that zip allows: the same modules give the same bytes."""
-
-code_of_models: ContextVar[tuple[str, ...]] = ContextVar("code of logged models", default=())
-"""Files and folders of code that the enclosing :func:`models_with_code` has set."""
-
-
-@contextmanager
-def models_with_code(paths: Sequence[Path]) -> Iterator[None]:
-    """Log files and folders of code with the models of all fits in the block, on this thread."""
-    token = code_of_models.set(tuple(map(str, paths)))
-    try:
-        yield
-    finally:
-        code_of_models.reset(token)
 
 
 def write_code(folder: Path) -> list[str]:
@@ -93,7 +78,7 @@ def _wheel() -> bytes:
 
 def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
     """Yield path in the wheel and content of each Python file below a folder, which may itself be in a wheel."""
-    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         there = f"{path}/{entry.name}"
         if entry.is_file() and entry.name.endswith(".py") and there != _NATIVE:
             yield there, entry.read_bytes()

@@ -20,14 +20,12 @@ import uuid
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
 from sparkdl.tracking.kept_runs import KeptRun, keep_run
 from sparkdl.tracking.logged_model import Registration
 from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
-from sparkdl.tracking.model_code import code_of_models
 from sparkdl.tracking.sender import (
     FINAL_REFUSALS,
     MAX_METRICS_PER_MESSAGE,
@@ -49,7 +47,7 @@ from sparkdl.tracking.start import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from mlflow.entities import Run
@@ -72,7 +70,23 @@ _logger = logging.getLogger(__name__)
 
 
 class FitRun:
-    """The MLflow run of a fit, with the thread that sends its messages.
+    """The MLflow run of a fit, with the thread that sends its messages; a context manager that ends the run.
+
+    A fit joins a run that was active before, which stays open. If that already holds another fit, the fit gets a nested
+    run. If MLflow has no tracking URI (no ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks), it is
+    set to the SQLite store ``mlflow.db`` in the working directory. A server that does not respond only leads to
+    warnings.
+
+    Args:
+        store: Store that keeps the messages that cannot be sent.
+        experiment: name of the experiment, which is created if missing; None for MLflow's active experiment.
+        run_name: name of a new run; MLflow generates one if None.
+        wait_s: seconds to wait for the server at the end, in addition to the time for large uploads.
+        tags: tags of a new run.
+        group: group of runs to which this run belongs; None for none.
+        key: key of the run that the fit continues, if it still exists and the fit does not join another one; None for a
+            new run.
+        may_join: whether the fit may be logged to the active run; otherwise it gets a nested run.
 
     Attributes:
         switches: options of :func:`sparkdl.autolog`.
@@ -96,6 +110,7 @@ class FitRun:
     ) -> None:
         import mlflow
 
+        choose_store()
         self.switches = current_switches()
         self.run_id: str | None = None
         self.model_uri: str | None = None
@@ -107,7 +122,7 @@ class FitRun:
         self._begun: BegunRun | None = None
         self.start = describe_start(
             experiment=experiment,
-            run_name=run_name,
+            name=run_name,
             tags={**(tags or {}), **(self.switches.extra_tags or {})},
             active=_active_run(self.switches) if group is None else group.active,
             may_join=may_join and group is None,
@@ -123,8 +138,16 @@ class FitRun:
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
         self._sender.put(Message(kind="begin"))
-        for path, content in _files_of_runs.get().items():
+        files, self._code = _of_block.get()
+        for path, content in files.items():
             self.log_file(path, content)
+
+    def __enter__(self) -> FitRun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.close("FINISHED" if kind is None else "KILLED" if is_interrupted else "FAILED")
 
     @property
     def place(self) -> str:
@@ -184,7 +207,7 @@ class FitRun:
         options = FlavorOptions(
             has_signature=self.switches.log_model_signatures,
             has_input_example=self.switches.log_input_examples,
-            code_paths=list(code_of_models.get()) or None,
+            code_paths=[str(path) for path in self._code] or None,
         )
         if registration is None and self.switches.registered_model_name is not None:
             registration = Registration(name=self.switches.registered_model_name)
@@ -292,17 +315,22 @@ class FitRun:
         )
 
 
-_files_of_runs: ContextVar[Mapping[str, bytes]] = ContextVar("files of runs", default=MappingProxyType({}))
+_of_block: ContextVar[tuple[Mapping[str, bytes], Sequence[Path]]] = ContextVar("of block", default=({}, ()))
 
 
 @contextmanager
-def runs_with_files(files: Mapping[str, bytes]) -> Iterator[None]:
-    """Log small files, by their path in the artifacts, with the runs of all fits in the block, on this thread."""
-    token = _files_of_runs.set(files)
+def log_with_fits(*, files: Mapping[str, bytes], code: Sequence[Path]) -> Iterator[None]:
+    """Log files with the runs of all fits in the block, on this thread, and code with their models.
+
+    Args:
+        files: small files, by their path in the artifacts.
+        code: files and folders of modules.
+    """
+    token = _of_block.set((files, code))
     try:
         yield
     finally:
-        _files_of_runs.reset(token)
+        _of_block.reset(token)
 
 
 def _file_message(path: str, content: bytes) -> Message:
@@ -387,14 +415,8 @@ def _active_run(switches: Switches) -> Run | None:
     return None if switches.exclusive else mlflow.active_run()
 
 
-TrackingMode = Literal["auto", "on", "off"]
-
-WAIT_S = 30.0
-"""Seconds that a fit waits at its end until all messages are sent, in addition to the time for its model."""
-
-
-def is_tracking(mode: TrackingMode) -> bool:
-    """Return whether fits are tracked: with ``"auto"`` if mlflow is installed and autolog is not disabled.
+def is_tracking(mode: str) -> bool:
+    """Return whether fits are tracked: if the mode is ``"on"``, or ``"auto"`` with mlflow and without `disable`.
 
     Raises:
         ParamError: if the mode is ``"on"`` and mlflow is not installed.
@@ -408,65 +430,6 @@ def is_tracking(mode: TrackingMode) -> bool:
             )
         return False
     return mode == "on" or not current_switches().disable
-
-
-@contextmanager
-def open_run(
-    mode: TrackingMode,
-    *,
-    store: Store,
-    experiment: str | None = None,
-    run_name: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    group: RunGroup | None = None,
-    wait_s: float = WAIT_S,
-    key: str | None = None,
-    may_join: bool = True,
-) -> Iterator[FitRun | None]:
-    """Open the run of a fit, or join the active run; end the run when the fit ends. None if the fit is not tracked.
-
-    A run that was active before stays open. If it already holds another fit, the fit gets a nested run.
-    If MLflow has no tracking URI (no ``MLFLOW_TRACKING_URI``, no ``set_tracking_uri``, not on Databricks), it is set to
-    the SQLite store ``mlflow.db`` in the working directory. A server that does not respond only leads to warnings.
-
-    Args:
-        mode: ``"on"``, ``"off"``, or ``"auto"``: on if mlflow is installed and autolog is not disabled.
-        store: Store that keeps the messages that cannot be sent.
-        experiment: name of the experiment, which is created if missing; None for MLflow's active experiment.
-        run_name: name of a new run; MLflow generates one if None.
-        tags: tags of a new run.
-        group: group of runs to which this run belongs; None for none.
-        wait_s: seconds to wait for the server at the end, in addition to the time for large uploads.
-        key: key of the run that the fit continues, if it still exists and the fit does not join another one; None for a
-            new run.
-        may_join: whether the fit may be logged to the active run; otherwise it gets a nested run.
-
-    Raises:
-        ParamError: if the mode is ``"on"`` and mlflow is not installed.
-    """
-    if not is_tracking(mode):
-        yield None
-        return
-    choose_store()
-    run = FitRun(
-        store,
-        experiment=experiment,
-        run_name=run_name,
-        wait_s=wait_s,
-        tags=tags,
-        group=group,
-        key=key,
-        may_join=may_join,
-    )
-    status = "FAILED"
-    try:
-        yield run
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        run.close(status)
 
 
 _WAIT_FOR_PARENT_S = 60.0
@@ -484,7 +447,6 @@ class RunGroup:
     def __init__(
         self, store: Store, *, experiment: str | None, name: str, wait_s: float = _WAIT_AT_END_S
     ) -> None:
-        choose_store()
         self.active = _active_run(current_switches())
         self._run: FitRun | None = None
         if self.active is None:

@@ -75,25 +75,16 @@ class RunStart:
 
 
 def describe_start(
-    *,
-    experiment: str | None,
-    run_name: str | None,
-    tags: Mapping[str, str],
-    active: Run | None,
-    may_join: bool,
-    parent_key: str | None,
-    key: str | None,
+    *, experiment: str | None, tags: Mapping[str, str], active: Run | None, key: str | None, **others: Any
 ) -> RunStart:
     """Describe a run that is opened on this thread.
 
     Args:
         experiment: name of the experiment; None for MLflow's active experiment. Ignored if a run is active.
-        run_name: name of the run; MLflow generates one if None.
         tags: tags of the run, in addition to those that MLflow derives from the context.
         active: the user's run that the run joins, or under which it is nested; None for none.
-        may_join: whether the run may join that run.
-        parent_key: key of the run under which it is nested instead; None for none.
         key: key of the run that the fit continues, if the server still has it; None for a new one.
+        others: further attributes of the description.
     """
     from mlflow.tracking.context.registry import resolve_tags
     from mlflow.tracking.fluent import _get_experiment_id
@@ -106,12 +97,10 @@ def describe_start(
         key=key,
         experiment=experiment if active is None else None,
         experiment_id=experiment_id,
-        name=run_name,
         tags={**resolve_tags(dict(tags)), KEY_TAG: key},
         start_time=int(time.time() * 1000),
         active=None if active is None else active.info.run_id,
-        may_join=may_join,
-        parent_key=parent_key,
+        **others,
     )
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlflow
 import mlflow.store.db.utils as databases
 import pytest
 
+from sparkdl.tracking import FitRun, is_tracking
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from sqlalchemy.engine import Engine
+
+    from sparkdl.data import Store
 
 _PLACE = "_initialize_tables"
 
@@ -55,6 +61,13 @@ def unset_tracking_uri() -> None:
     """Reset MLflow's tracking URI; version 2.19 keeps the last one in the environment."""
     mlflow.set_tracking_uri(None)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+def open_run(mode: str, *, store: Store, **options: Any) -> AbstractContextManager[FitRun | None]:
+    """The run of a fit as an estimator opens it, with these options and the defaults of Params."""
+    if not is_tracking(mode):
+        return nullcontext()
+    return FitRun(store, **{"experiment": None, "run_name": None, "wait_s": 30.0, **options})
 
 
 _make_tables = TablesMadeOnce(getattr(databases, _PLACE))

@@ -13,6 +13,7 @@ import torch
 import sparkdl.mlflow
 from sparkdl.checkpoint.commit_place import CommitPlace
 from sparkdl.data import Store
+from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import SparkdlError
 from sparkdl.estimators import LanguageModelModel, TorchEstimator, TorchModel
@@ -21,7 +22,9 @@ from sparkdl.jobs.output import JobOutput
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import TokenNumbers
-from sparkdl.tracking.kept_runs import UnsentRuns
+from sparkdl.tracking.kept_runs import KeptRun, keep_run
+from sparkdl.tracking.sender import Message
+from sparkdl.tracking.start import RunStart
 from sparkdl.training.checkpoint.fit_manifest import fit_folder
 from tests.servers.s3_server import S3, s3, s3_endpoint
 from tests.unit.checkpoint.test_commits import keep, read
@@ -90,10 +93,11 @@ def use_store(url):
         store.location.filesystem.pipe_file(f"{store.location.path}/{staged.url.rpartition('/')[2]}/f", b"1")
     (Path("run") / "deep").mkdir(parents=True)
     (Path("run") / "deep" / "f").write_bytes(b"12")
-    shelf = UnsentRuns(store)
-    shelf.put("a", {"0": Path("run").absolute()}, {"run.json": b"{}"})
-    shelf.get("a", Path("run").absolute())
-    assert Path("run/0/deep/f").read_bytes() == b"12"
+    message = Message(kind="folder", content={"path": "f"}, folder=Path("run").absolute())
+    run = KeptRun(tracking_uri="", start=RunStart(key="a"), run=None, messages=[message])
+    there = open_location(keep_run(run, store, part=0))
+    there.fetch_folder(Path("run").absolute())
+    assert Path("run/0000/deep/f").read_bytes() == b"12"
     shutil.rmtree("run")
 
 

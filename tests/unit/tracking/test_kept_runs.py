@@ -12,7 +12,6 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from torch import nn
 
 import sparkdl.mlflow
-from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.tracking import save_for_mlflow
@@ -20,6 +19,7 @@ from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import Registration, register
 from sparkdl.tracking.mlflow_model import is_mlflow_2
 from sparkdl.tracking.run import RunGroup
+from tests.servers import fresh_mlflow
 from tests.servers.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature
 
@@ -41,7 +41,7 @@ def refused(name):
 def fit(tracked, local, *, meanwhile=lambda: None):
     folder = tracked / local
     folder.mkdir()
-    with tracking.open_run("on", store=Store(tracked / "store"), wait_s=60) as run:
+    with fresh_mlflow.open_run("on", store=Store(tracked / "store"), wait_s=60) as run:
         meanwhile()
         model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,))))
         run.log_model(save_for_mlflow(model, folder), folder, DIGITS)
@@ -99,7 +99,7 @@ def test_refused_model_is_kept_and_sent_when_it_is_permitted(tracked, caplog):
 
 def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog):
     mlflow.set_tracking_uri("http://me:secret@127.0.0.1:9")
-    with tracking.open_run("on", store=Store(tracked / "store"), wait_s=0) as run:
+    with fresh_mlflow.open_run("on", store=Store(tracked / "store"), wait_s=0) as run:
         run.log_params({"epochs": 3})
     (kept,) = tracked.glob("store/unsent-runs/*/run.json")
     assert "secret" not in kept.read_text() + caplog.text
@@ -117,7 +117,7 @@ def test_kept_run_that_cannot_be_read_does_not_block_the_others(tracked, caplog)
 def test_parent_of_a_kept_run_is_found_on_any_page_of_experiments(tracked, monkeypatch):
     mlflow.set_tracking_uri("http://127.0.0.1:9")
     group = RunGroup(Store(tracked / "store"), experiment="search", name="a search", wait_s=0)
-    with tracking.open_run("on", store=Store(tracked / "store"), group=group, wait_s=0):
+    with fresh_mlflow.open_run("on", store=Store(tracked / "store"), group=group, wait_s=0):
         pass
     group.close()
     unset_tracking_uri()

@@ -12,7 +12,6 @@ from mlflow.exceptions import MlflowException
 from torch import nn
 
 import sparkdl.mlflow
-from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
@@ -20,6 +19,7 @@ from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import Registration, check_registration
 from sparkdl.tracking.mlflow_model import is_mlflow_2
+from tests.servers import fresh_mlflow
 from tests.training.signatures import make_signature
 from tests.unit.estimators.public_classes import make_torch_estimator
 
@@ -29,7 +29,7 @@ REFUSED_NAMES = ["", "  ", "a/b", "a:b", "models:/a", ".", "..", "../a"]
 
 @pytest.fixture
 def open_run(tmp_path):
-    return partial(tracking.open_run, "on", store=Store(tmp_path / "store"))
+    return partial(fresh_mlflow.open_run, "on", store=Store(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("alias", REFUSED_ALIASES)

@@ -28,6 +28,7 @@ from sparkdl.estimators.fit.tracking import log_values, save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking.logged_model import pip_requirements
 from sparkdl.training.history import EpochRecord
+from tests.servers import fresh_mlflow
 from tests.training.signatures import make_inputs, make_signature
 
 ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")
@@ -36,7 +37,7 @@ ANY_TYPE = hasattr(mlflow.types.schema, "AnyType")
 @pytest.fixture
 def open_run(tmp_path):
     """A function that opens runs, which keep what they cannot send in a Store."""
-    return partial(tracking.open_run, store=Store(tmp_path / "store"))
+    return partial(fresh_mlflow.open_run, store=Store(tmp_path / "store"))
 
 
 def kept(tmp_path):
@@ -202,7 +203,8 @@ def test_messages_to_a_store_that_goes_away_are_kept_with_a_warning_and_sent_lat
 
 
 def test_a_run_has_the_files_of_the_block_and_says_where_it_is(tracked, open_run):
-    with tracking.runs_with_files({"job.yaml": b"epochs: 3"}), open_run("on", run_name="mine") as run:
+    block = tracking.log_with_fits(files={"job.yaml": b"epochs: 3"}, code=[])
+    with block, open_run("on", run_name="mine") as run:
         assert run.place == ""
         run.flush()
         assert (
@@ -391,7 +393,7 @@ def test_run_that_is_sent_later_has_the_same_values(tracked, open_run):
 
 def test_code_of_the_fit_is_logged_with_its_model(tracked, open_run):
     (tracked / "nets_of_a_job.py").write_text("made = 17")
-    with open_run("on") as run, tracking.models_with_code([tracked / "nets_of_a_job.py"]):
+    with tracking.log_with_fits(files={}, code=[tracked / "nets_of_a_job.py"]), open_run("on") as run:
         log_model(run, tracked, make_signature((1,)))
     there = Path(mlflow.artifacts.download_artifacts(run.model_uri))
     assert (there / "code" / "nets_of_a_job.py").read_text() == "made = 17"

@@ -12,6 +12,7 @@ import sparkdl.mlflow
 from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.estimators.fit.tracking import save_for_mlflow
+from tests.servers import fresh_mlflow
 from tests.servers.mlflow_servers import tracking_server
 from tests.unit.mlflow.model_examples import many_into_many, rows
 
@@ -27,7 +28,7 @@ def folders(tmp_path):
 
 def fit(folders, *, after_start=lambda: None, wait_s=60.0):
     """Log what a fit logs; return its run and the seconds from ``after_start`` on."""
-    with tracking.open_run("on", store=Store(folders / "store"), wait_s=wait_s) as run:
+    with fresh_mlflow.open_run("on", store=Store(folders / "store"), wait_s=wait_s) as run:
         run.log_params({"epochs": 3})
         run.log_metrics(1, {"loss": 0.5})
         run.flush()

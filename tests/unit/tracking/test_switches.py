@@ -10,7 +10,6 @@ import pytest
 from torch import nn
 
 import sparkdl
-from sparkdl import tracking
 from sparkdl.data import Store
 from sparkdl.errors import ParamError
 from sparkdl.estimators import TorchModel
@@ -18,6 +17,7 @@ from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.tracking import LoggedDataset
 from sparkdl.tracking.start import Switches, current_switches
+from tests.servers import fresh_mlflow
 from tests.training.signatures import make_signature
 
 ROWS = LoggedDataset(
@@ -27,7 +27,7 @@ ROWS = LoggedDataset(
 
 @pytest.fixture
 def open_run(tracked):
-    yield partial(tracking.open_run, store=Store(tracked / "store"))
+    yield partial(fresh_mlflow.open_run, store=Store(tracked / "store"))
     sparkdl.autolog()
 
 

@@ -22,6 +22,7 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.estimators.scoring.columns import value_type
 from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.predictor import has_scores
 from sparkdl.tracking import add_to_run
@@ -307,7 +308,7 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weigh
     columns = []
     for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
         of_label = (lambda name, field=output.name: F.col(name)[field]) if len(outputs) > 1 else F.col
-        kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
+        kind = value_type(output)
         columns += [
             _label(F.col(quoted(label)).cast(kind), output, kind).alias(f"label{index}"),
             of_label(prediction).alias(f"prediction{index}"),

@@ -65,11 +65,22 @@ class LearningRates(ShownAsText):
 
 @dataclass(frozen=True)
 class RangeSchedule:
-    """A schedule whose learning rates grow exponentially, the first parameter group's from ``low`` to ``high``."""
+    """A schedule whose learning rates grow exponentially, the first parameter group's from ``low`` to ``high``.
+
+    Raises:
+        ParamError: if the range or the number of updates cannot be used.
+    """
 
     low: float
     high: float
     num_updates: int
+
+    def __post_init__(self) -> None:
+        check_counts(least=10, num_updates=self.num_updates)
+        if not 0 < self.low < self.high < math.inf:
+            raise ParamError(
+                f"low and high must be learning rates with 0 < low < high, got {self.low:g} and {self.high:g}."
+            )
 
     def rates(self) -> npt.NDArray[np.float64]:
         """Return the rate of each update."""
@@ -109,20 +120,6 @@ class LossRecorder(Callback):
         """Return the losses that a recorder left in a module."""
         losses: list[float] = getattr(module, cls._NAME)
         return losses
-
-
-def check_range(low: float, high: float, num_updates: int) -> RangeSchedule:
-    """Return the schedule of a range test.
-
-    Raises:
-        ParamError: if the range or the number of updates cannot be used.
-    """
-    check_counts(least=10, num_updates=num_updates)
-    if not 0 < low < high < math.inf:
-        raise ParamError(
-            f"low and high must be learning rates with 0 < low < high, got {low:g} and {high:g}."
-        )
-    return RangeSchedule(float(low), float(high), int(num_updates))
 
 
 def judge(losses: list[float], schedule: RangeSchedule, batches_per_update: int) -> LearningRates:

@@ -193,9 +193,9 @@ class FittingEstimator(Estimator[M], CheckedParams):
             ParamError: if an argument or a Param has a value that cannot work.
             SparkdlError: as :meth:`fit`.
         """
-        from sparkdl.estimators.learning_rate_search import LossRecorder, check_range, judge
+        from sparkdl.estimators.learning_rate_search import LossRecorder, RangeSchedule, judge
 
-        schedule = check_range(low, high, num_updates)
+        schedule = RangeSchedule(low, high, num_updates)
         check_rows_to_fit(dataset)
         trial = self.copy().setParams(
             fastDevRun=True,

@@ -70,7 +70,7 @@ SETTABLE = (
 class NoSetter:
     """Stands for the setter of a Param that has no effect after a fit: the class has no such attribute."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
@@ -79,22 +79,16 @@ class NoSetter:
         )
 
 
-def settable(*params: str) -> Callable[[C], C]:
-    """Return a decorator for a class of models, whose other Params then have no setter."""
-
-    def decorate(made: C) -> C:
-        for entry in entries_of(made):
-            name = entry.accessor("set")
-            if entry.name not in params and hasattr(made, name):
-                setter = NoSetter()
-                setter.__set_name__(made, name)
-                setattr(made, name, setter)
-        return made
-
-    return decorate
+def without_idle_setters(made: C) -> C:
+    """Take the setters of Params that have no effect from a class of models."""
+    for entry in entries_of(made):
+        name = entry.accessor("set")
+        if entry.name not in SETTABLE and hasattr(made, name):
+            setattr(made, name, NoSetter(name))
+    return made
 
 
-@settable(*SETTABLE)
+@without_idle_setters
 class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     """A trained torch module as a Spark ML model.
 

@@ -21,6 +21,7 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import listed
 from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
+from sparkdl.estimators.scoring.columns import value_type
 from sparkdl.model.architecture import count_parameters
 from sparkdl.model.saved_model import modules_needed
 from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
@@ -137,8 +138,7 @@ def _input(column: Column) -> LoggedColumn:
 
 
 def _answers(output: ModelOutput, prediction: str, probability: str | None) -> list[LoggedColumn]:
-    kind = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
-    kind = {"text": "string", "tokens": "long"}.get(output.kind, kind)
+    kind = {"text": "string", "tokens": "long"}.get(output.kind, value_type(output))
     is_array = bool(output.shape) or output.kind == "tokens"
     columns = [LoggedColumn(name=prediction, kind=kind, depth=int(is_array))]
     if probability is not None:

@@ -142,12 +142,11 @@ class HasObjective(Params):
         more="An optimizer by name has torch's defaults, and ``learningRate`` if that is set.",
     )
     setOptimizer = optimizer.setter()
-    learningRate = Entry(
+    learningRate, getLearningRate, setLearningRate = optional(
         TypeConverters.toFloat,
         "learning rate of an optimizer that is given by name (> 0); default: torch's",
         check=above(0),
     )
-    setLearningRate = learningRate.setter()
     loss = Entry(
         AsGiven[Any](),
         "loss of torch.nn, a function of (outputs, labels) that returns the mean loss, or the name of a function of "
@@ -170,10 +169,6 @@ class HasObjective(Params):
         """Return the function that makes the optimizer."""
         given = self.getOrDefault(self.optimizer)
         return optimizer_named(given, self.getLearningRate()) if isinstance(given, str) else given
-
-    def getLearningRate(self) -> float | None:
-        """Return the learning rate of an optimizer that is given by name; None for torch's default."""
-        return self.getOrDefault(self.learningRate) if self.isDefined(self.learningRate) else None
 
     def getLoss(self) -> Any:
         """Return the loss, or a list with one loss per label column."""

@@ -136,8 +136,13 @@ def _type_of(column: ScoredColumn, output: ModelOutput) -> str:
         return {"double": "double", "long": "bigint"}[column.type]
     if output.is_sequence:
         return "string" if output.kind == "text" else "array<bigint>"
-    element = {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
+    element = value_type(output)
     return f"array<{element}>" if output.shape or column.type == "array" else element
+
+
+def value_type(output: ModelOutput) -> str:
+    """Return the name that Spark and MLflow have for the type of a class or a number that an output predicts."""
+    return {str: "string", bool: "boolean"}.get(type((output.classes or (0.0,))[0]), "double")
 
 
 def to_arrow(

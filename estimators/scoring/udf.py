@@ -136,8 +136,8 @@ _PRESENT, _ABSENT = -1, -2
 def _has_null(array: SparkColumn, type_: ArrayType) -> SparkColumn:
     inner = type_.elementType
     if not isinstance(inner, ArrayType):
-        return F.exists(array, lambda each: each.isNull())
-    return F.exists(array, lambda each: each.isNull() | _has_null(each, inner))
+        return F.exists(array, lambda item: item.isNull())
+    return F.exists(array, lambda item: item.isNull() | _has_null(item, inner))
 
 
 def _without_null(column: SparkColumn, type_: DataType, flag: SparkColumn) -> SparkColumn:
@@ -290,7 +290,7 @@ def sent(column: SparkColumn, type_: DataType, *, keeps_nulls: bool = False) -> 
         return column.getField("bytes")
     if isinstance(type_, ArrayType) and sent_type(type_, keeps_nulls=keeps_nulls) != type_:
         element = type_.elementType
-        return F.transform(column, lambda each: sent(each, element, keeps_nulls=keeps_nulls))
+        return F.transform(column, lambda item: sent(item, element, keeps_nulls=keeps_nulls))
     if keeps_nulls and isinstance(type_, NumericType | BooleanType):
         return F.coalesce(column.cast("double"), F.lit(float("nan")))
     if isinstance(type_, TimestampType):
@@ -513,7 +513,8 @@ def _to_numpy(column: pa.Array, expected: Column) -> npt.NDArray[Any]:
         expected = replace(expected, dtype=dtype)
     elif expected.kind == "ragged" and expected.element[0] == kind == "number":
         expected = replace(expected, element=(kind, dtype))
-    return to_numpy(pa.chunked_array([column]), expected, _trained_on_one_length)
+    remedy = "The model was trained on arrays of that length: bring those of every row to it."
+    return to_numpy(pa.chunked_array([column]), expected, lambda *_: remedy)
 
 
 def _with_timestamps(type_: pa.DataType) -> pa.DataType:
@@ -521,11 +522,6 @@ def _with_timestamps(type_: pa.DataType) -> pa.DataType:
     if is_list(type_):
         return pa.list_(_with_timestamps(type_.value_type))
     return pa.timestamp("us") if pa.types.is_int64(type_) else type_
-
-
-def _trained_on_one_length(column: Column, level: int) -> str:
-    del column, level
-    return "The model was trained on arrays of that length: bring those of every row to it."
 
 
 def _limit_threads(num_threads: int | None) -> None:

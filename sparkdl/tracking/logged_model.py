@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 _PARAM_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
+_UNKNOWN = "unknown"
 _REQUIREMENTS = ("cloudpickle", "numpy", "pandas", "safetensors", "torch")
 
 
@@ -105,11 +106,9 @@ def _has_module(package: str, module: str) -> bool:
 
 
 def _requirement(package: str) -> str:
-    try:
-        # No public index has versions with a local build tag ("+cpu", "+cu128").
-        return f"{package}=={metadata.version(package).split('+', maxsplit=1)[0]}"
-    except metadata.PackageNotFoundError:
-        return package
+    # No public index has versions with a local build tag ("+cpu", "+cu128").
+    version = installed_version(package).partition("+")[0]
+    return package if version == _UNKNOWN else f"{package}=={version}"
 
 
 def installed_version(package: str) -> str:
@@ -117,7 +116,7 @@ def installed_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return _UNKNOWN
 
 
 def signature_of(model: LoggedModelSpec) -> ModelSignature:

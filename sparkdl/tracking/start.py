@@ -86,7 +86,6 @@ def describe_start(
         key: key of the run that the fit continues, if the server still has it; None for a new one.
         others: further attributes of the description.
     """
-    from mlflow.tracking.context.registry import resolve_tags
     from mlflow.tracking.fluent import _get_experiment_id
 
     key = key or uuid.uuid4().hex
@@ -97,18 +96,18 @@ def describe_start(
         key=key,
         experiment=experiment if active is None else None,
         experiment_id=experiment_id,
-        tags={**resolve_tags(dict(tags)), KEY_TAG: key},
+        tags={**context_tags(tags), KEY_TAG: key},
         start_time=int(time.time() * 1000),
         active=None if active is None else active.info.run_id,
         **others,
     )
 
 
-def context_tags() -> dict[str, str]:
-    """Return the tags that MLflow derives from where this process runs, such as its program, notebook and user."""
+def context_tags(tags: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return tags and those that MLflow derives from where this process runs, such as its program and user."""
     from mlflow.tracking.context.registry import resolve_tags
 
-    return dict(resolve_tags())
+    return dict(resolve_tags(dict(tags or {})))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from sparkdl.spark.jobs import jobs_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import torch
     from pyspark.ml.param import Param
     from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Unpack
@@ -103,7 +102,8 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     def _path_of_pretrained(self) -> str | None:
         """Return the path of the file or folder that this estimator reads initial weights from; None without one."""
-        return None
+        has_folder = self.hasParam("pretrained") and self.isSet("pretrained")
+        return self.getOrDefault("pretrained") if has_folder else None
 
     def _columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
@@ -214,11 +214,8 @@ class FittingEstimator(Estimator[M], CheckedParams):
         ):
             trial.clear(trial.getParam(name))
         losses: list[float] = []
-
-        def receive(module: torch.nn.Module) -> None:
-            losses.extend(LossRecorder.losses_in(module))
-
-        trial._fit_once(dataset, TrialRun(schedule.num_updates, receive))
+        take = TrialRun(schedule.num_updates, lambda module: losses.extend(LossRecorder.losses_in(module)))
+        trial._fit_once(dataset, take)
         return judge(losses, schedule, self._params_of_fit().getGradientAccumulationSteps())
 
     def _fit(self, dataset: DataFrame) -> M:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
 
 
 def _to_url(value: Any) -> str:
-    return str(value) if isinstance(value, PurePath) else TypeConverters.toString(value)
-
-
-def _to_store_url(value: Any) -> str:
     if isinstance(value, os.PathLike):
         return TypeConverters.toString(os.fspath(value))
     return value.url if isinstance(value, Store) else TypeConverters.toString(value)
@@ -225,7 +220,7 @@ class HasRows(Params):
         more="Each rank keeps up to 4 GiB of training rows and up to 1 GiB of validation rows.",
     )
     store: Entry[Any] = Entry(
-        _to_store_url,
+        _to_url,
         "Store, path or URL for the training rows; default: $SPARKDL_STORE, else a cache folder on the driver's host",
         more="The driver and all executors need access to it.",
     )

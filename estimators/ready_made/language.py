@@ -448,10 +448,6 @@ class LanguageModel(
         """Return the Params of a fit on packed rows, without the network."""
         return self._estimator(None)
 
-    def _path_of_pretrained(self) -> str | None:
-        """Return the folder of the pretrained model, or None."""
-        return self.getPretrained()
-
     def _columns_of_fit(self) -> list[tuple[Param[Any], Sequence[str]]]:
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
         corpus = self.getCorpusCol()

@@ -95,8 +95,7 @@ RATE_WITH_PRETRAINED = HasAdamW.learningRate.reworded(
 
 def with_rate_of_pretrained(estimator: ParamsT) -> ParamsT:
     """Return an estimator, or a copy with the default learning rate of a pretrained model if it names one."""
-    names_folder = estimator.isDefined("pretrained") and estimator.getOrDefault("pretrained") is not None
-    if not names_folder or estimator.isSet("learningRate"):
+    if not estimator.isSet("pretrained") or estimator.isSet("learningRate"):
         return estimator
     tuned = estimator.copy()
     tuned._setDefault(learningRate=PRETRAINED_LEARNING_RATE)

@@ -327,10 +327,6 @@ class TextClassifier(
             )
         return Recipe(network, inputs, nn.CrossEntropyLoss(), num_classes=num_classes)
 
-    def _path_of_pretrained(self) -> str | None:
-        """Return the folder of the pretrained model, or None."""
-        return self.getPretrained()
-
     def _make_pretrained(self, folder: str, name: str, num_classes: int) -> Recipe:
         with seeded(self.getSeed()):
             tokenizer, network = load_folder(folder, num_outputs=num_classes)

@@ -109,7 +109,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """Return the columns of a DataFrame that a fit reads, with the Params that name them."""
         return named_columns(self._params_of_fit())
 
-    def _planned(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
+    def _plan_rows(self, dataset: DataFrame) -> tuple[_TorchEstimatorParams, RowCounts | None]:
         """Return the Params of a fit, and estimated row counts; None if it trains on the DataFrame's own rows."""
         del dataset
         return self._params_of_fit(), None

@@ -431,7 +431,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         restore(model, metadata, folder)
         return model
 
-    def _logged_as(self: T, run_id: str | None, uri: str | None) -> T:
+    def _note_run(self: T, run_id: str | None, uri: str | None) -> T:
         """Record the run of the fit and the URI of this model in MLflow in the summary."""
         self._summary = replace(self._summary, run_id=run_id, model_uri=uri)
         return self

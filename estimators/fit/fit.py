@@ -210,7 +210,7 @@ def fit_on_rows(
                 )
                 if run is not None and run.place and params.getShowProgress():
                     progress.print(run.place)
-            return model if run is None else model._logged_as(run.run_id, run.model_uri)
+            return model if run is None else model._note_run(run.run_id, run.model_uri)
 
 
 def _without_records(params: _TorchEstimatorParams) -> _TorchEstimatorParams:

@@ -98,7 +98,7 @@ def save_for_mlflow(
     )
 
 
-def _made(example: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _try_example(example: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
     try:
         return example()
     except Exception as error:
@@ -337,10 +337,10 @@ def log_outcome(
         log_reports(run, model.history, communication, worlds)
         log_picture(run, model)
         if params.getLogCheckpoints() and checkpoints is not None:
-            run.log_folder("checkpoints", _fetched(checkpoints, folder / "checkpoints"))
+            run.log_folder("checkpoints", _fetch(checkpoints, folder / "checkpoints"))
         name, alias = params.getRegisteredModelName(), params.getRegisteredModelAlias()
         registration = None if name is None else Registration(name=name, alias=alias)
-        run.log_model(save_for_mlflow(model, folder, _made(example)), folder, registration)
+        run.log_model(save_for_mlflow(model, folder, _try_example(example)), folder, registration)
         run.flush()
     except Exception as error:
         _logger.log(
@@ -352,7 +352,7 @@ def log_outcome(
         )
 
 
-def _fetched(url: str, folder: Path) -> Path:
+def _fetch(url: str, folder: Path) -> Path:
     """Return a local copy of a folder, because the next fit may empty the folder before everything is sent."""
     open_location(url).fetch_folder(folder)
     return folder

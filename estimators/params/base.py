@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparkdl.errors import ParamError, ParamTypeError, did_you_mean
-from sparkdl.estimators.params.by_name import optimizer_named
+from sparkdl.estimators.params.by_name import optimizer_by_name
 from sparkdl.estimators.params.table import default_values
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def check_optimizer(param: Param[Any], given: object) -> None:
             f"of the model. Give a function: lambda parameters: {_name(type(given))}(parameters{options})."
         )
     if isinstance(given, str):
-        optimizer_named(given, None)
+        optimizer_by_name(given, None)
     else:
         check_callable(param, given)
 

@@ -45,25 +45,25 @@ def linear(optimizer: optim.Optimizer, num_steps: int) -> LRScheduler:
 SCHEDULES: dict[str, SchedulerFactory] = {"cosine": cosine, "linear": linear}
 
 
-def optimizer_named(name: str, learning_rate: float | None) -> OptimizerFactory:
+def optimizer_by_name(name: str, learning_rate: float | None) -> OptimizerFactory:
     """Return the factory of a torch optimizer; its options are torch's defaults, except for the learning rate."""
-    kind = _named("optimizer", name, OPTIMIZERS)
+    kind = _look_up("optimizer", name, OPTIMIZERS)
     return kind if learning_rate is None else partial(kind, lr=learning_rate)
 
 
-def loss_named(name: str) -> LossFunction:
+def loss_by_name(name: str) -> LossFunction:
     """Return a loss of torch that takes the mean over the rows."""
-    made: LossFunction = _named("loss", name, LOSSES_BY_NAME)()
+    made: LossFunction = _look_up("loss", name, LOSSES_BY_NAME)()
     return made
 
 
-def schedule_named(name: str) -> SchedulerFactory:
+def schedule_by_name(name: str) -> SchedulerFactory:
     """Return the factory of a schedule."""
-    factory: SchedulerFactory = _named("scheduler", name, SCHEDULES)
+    factory: SchedulerFactory = _look_up("scheduler", name, SCHEDULES)
     return factory
 
 
-def _named(param: str, name: str, known: dict[str, Any]) -> Any:
+def _look_up(param: str, name: str, known: dict[str, Any]) -> Any:
     """Return what a name stands for.
 
     Raises:

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparkdl.errors import ParamError
 from sparkdl.estimators.params.base import OneOf, check_callable, check_optimizer
-from sparkdl.estimators.params.by_name import loss_named, optimizer_named, schedule_named
+from sparkdl.estimators.params.by_name import loss_by_name, optimizer_by_name, schedule_by_name
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, optional, param
 from sparkdl.model.named_metrics import MAXIMIZED, OF_CLASSES, OF_NUMBERS, check_metric_name
 from sparkdl.training.callbacks import Callback
@@ -44,7 +44,7 @@ def check_losses(param: Param[Any], given: object) -> None:
         ParamError: if a loss is not a function; the message names it.
     """
     for loss in given if isinstance(given, list | tuple) else [given]:
-        check_callable(param, loss_named(loss) if isinstance(loss, str) else loss)
+        check_callable(param, loss_by_name(loss) if isinstance(loss, str) else loss)
 
 
 def check_scheduler(param: Param[Any], given: object) -> None:
@@ -53,7 +53,7 @@ def check_scheduler(param: Param[Any], given: object) -> None:
     Raises:
         ParamError: if it is neither a function nor the name of a schedule.
     """
-    check_callable(param, schedule_named(given) if isinstance(given, str) else given)
+    check_callable(param, schedule_by_name(given) if isinstance(given, str) else given)
 
 
 def check_callbacks(param: Param[Any], given: object) -> None:
@@ -168,14 +168,14 @@ class HasObjective(Params):
     def getOptimizer(self) -> OptimizerFactory:
         """Return the function that makes the optimizer."""
         given = self.getOrDefault(self.optimizer)
-        return optimizer_named(given, self.getLearningRate()) if isinstance(given, str) else given
+        return optimizer_by_name(given, self.getLearningRate()) if isinstance(given, str) else given
 
     def getLoss(self) -> Any:
         """Return the loss, or a list with one loss per label column."""
         given = self.getOrDefault(self.loss)
         if isinstance(given, list | tuple):
-            return [loss_named(loss) if isinstance(loss, str) else loss for loss in given]
-        return loss_named(given) if isinstance(given, str) else given
+            return [loss_by_name(loss) if isinstance(loss, str) else loss for loss in given]
+        return loss_by_name(given) if isinstance(given, str) else given
 
 
 class HasFunctions(Params):
@@ -228,7 +228,7 @@ class HasFunctions(Params):
     def getScheduler(self) -> SchedulerFactory | None:
         """Return the function that makes the scheduler; None without one."""
         given = self.getOrDefault(self.scheduler) if self.isSet(self.scheduler) else None
-        return schedule_named(given) if isinstance(given, str) else given
+        return schedule_by_name(given) if isinstance(given, str) else given
 
     def getSchedulerInterval(self) -> str:
         """Return the interval at which the scheduler is stepped."""

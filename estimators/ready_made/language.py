@@ -40,11 +40,11 @@ from sparkdl.estimators.ready_made.language_rows import (
     HELD_OUT,
     Blend,
     Texts,
-    blended_rows,
-    estimated_rows,
+    blend_rows,
+    estimate_rows,
     first_text,
     holds_tokens,
-    packed,
+    pack_rows,
 )
 from sparkdl.estimators.ready_made.language_weights import (
     Beginning,
@@ -456,13 +456,13 @@ class LanguageModel(
             *([] if corpus is None else [(self.corpusCol, [corpus])]),
         ]
 
-    def _planned(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
+    def _plan_rows(self, dataset: DataFrame) -> tuple[TorchEstimator, RowCounts]:
         """Return the Params of a fit, and the number of packed rows, estimated from the first texts."""
         check_columns(self, self._columns_of_fit(), dataset.columns)
         tokenizer, beginning = self._make(dataset)
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
         length = self.getMaxLength()
-        rows = estimated_rows(dataset, texts, self._blend(), length=length, tokenizer=tokenizer)
+        rows = estimate_rows(dataset, texts, self._blend(), length=length, tokenizer=tokenizer)
         return self._estimator(beginning.network), rows
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Any) -> Any:
@@ -490,7 +490,7 @@ class LanguageModel(
             )
 
     @contextmanager
-    def _prepared(
+    def _prepare_rows(
         self, dataset: DataFrame
     ) -> Iterator[tuple[Beginning, DataFrame, LanguageTokenizer | TokenNumbers]]:
         """Give the network at the beginning of a fit, its packed rows within this context, and the tokenizer."""
@@ -499,9 +499,9 @@ class LanguageModel(
         texts = self._texts(dataset, tokenizer, beginning.network.decoder)
         blend, length = self._blend(), self.getMaxLength()
         if blend is None:
-            yield beginning, packed(dataset, texts, length=length, tokenizer=tokenizer), tokenizer
+            yield beginning, pack_rows(dataset, texts, length=length, tokenizer=tokenizer), tokenizer
             return
-        with blended_rows(dataset, texts, blend, length=length, tokenizer=tokenizer) as rows:
+        with blend_rows(dataset, texts, blend, length=length, tokenizer=tokenizer) as rows:
             yield beginning, rows, tokenizer
 
     def _texts(
@@ -583,7 +583,7 @@ class LanguageModel(
             )
         return TokenNumbers(self.getVocabularySize(), self.getEndToken())
 
-    def _learned(self, dataset: DataFrame, name: str) -> LanguageTokenizer:
+    def _learn_tokenizer(self, dataset: DataFrame, name: str) -> LanguageTokenizer:
         if self.getVocabularySize() <= _BYTES:
             raise ParamError(
                 f"Param vocabularySize is {self.getVocabularySize()}, and column {name!r} holds strings, whose "

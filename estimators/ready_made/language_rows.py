@@ -152,7 +152,7 @@ class Blend:
 
 
 @contextmanager
-def blended_rows(
+def blend_rows(
     dataset: DataFrame,
     texts: Texts,
     blend: Blend,
@@ -231,7 +231,7 @@ def blended_rows(
         kept.unpersist()
 
 
-def packed(
+def pack_rows(
     dataset: DataFrame, texts: Texts, *, length: int, tokenizer: LanguageTokenizer | TokenNumbers
 ) -> DataFrame:
     """Return the packed rows of a DataFrame; see :class:`~sparkdl.networks.language.TextPacker`."""
@@ -250,7 +250,7 @@ PLANNED_TEXTS = 2_000
 """Number of first texts of each corpus from whose tokens the number of rows is estimated."""
 
 
-def estimated_rows(
+def estimate_rows(
     dataset: DataFrame,
     texts: Texts,
     blend: Blend | None,

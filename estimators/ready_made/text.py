@@ -142,7 +142,7 @@ def learn_words(
         frequent = [(word, count) for word, count in counts.items() if count >= _LEAST_TEXTS]
         words = tuple(word for word, _ in sorted(frequent, key=lambda each: (-each[1], each[0]))[:size])
     else:
-        words = _learned_by_spark(dataset, column, size, training, spark)
+        words = _learn_by_spark(dataset, column, size, training, spark)
     if not words:
         raise DataError(
             f"No word in column {column!r} is in two of the texts that are trained on, so that there is nothing to "
@@ -171,7 +171,7 @@ def texts_with_words(
     return counts
 
 
-def _learned_by_spark(
+def _learn_by_spark(
     dataset: ParquetDataset, column: str, size: int, training: RowChoice | None, spark: SparkSession
 ) -> tuple[str, ...]:
     from pyspark.sql import functions as F

@@ -68,7 +68,9 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
             for output in outputs:
                 _check_type(column, output)
         elif not answering(column, outputs):
-            predicted = ", ".join(f"{_of_label(output)} predicts {_predicted(output)}" for output in outputs)
+            predicted = ", ".join(
+                f"{_of_label(output)} predicts {_describe_kind(output)}" for output in outputs
+            )
             raise ParamError(
                 f"Param {column.param} is {column.name!r}, and {predicted}. Train with CrossEntropyLoss, NLLLoss, "
                 f"BCEWithLogitsLoss or BCELoss on one label per row, or leave {column.param} out."
@@ -98,7 +100,7 @@ def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
         )
 
 
-def _predicted(output: ModelOutput) -> str:
+def _describe_kind(output: ModelOutput) -> str:
     if output.kind == "value" or output.is_sequence:
         return "no classes"
     return (
@@ -192,13 +194,13 @@ def _values(
     if column.type in ("auto", "array"):
         is_list = column.type == "array" or bool(output.shape)
         return _spread(called(answers, output), absent, is_list=is_list)
-    numbers = _numbered(answers, output)
+    numbers = _as_numbers(answers, output)
     if column.type == "long":
         return _spread(numbers.astype(np.int64), absent, is_list=False)
     return _spread(numbers, absent, is_list=column.type == "vector")
 
 
-def _numbered(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[np.float64]:
+def _as_numbers(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[np.float64]:
     """Return the numbers of the classes if labels are strings, else the labels as numbers."""
     if output.classes is None or isinstance(output.classes[0], str):
         return predictions

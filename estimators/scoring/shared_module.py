@@ -114,7 +114,7 @@ class SharedModule(nn.Module):
             except BlockingIOError as error:
                 self._connection = None
                 raise WorkersLostError(
-                    f"{_named(self._device)} did not answer in time, at most {_ANSWER_S:g} s. {_log_of(self._folder)}"
+                    f"{_name(self._device)} did not answer in time, at most {_ANSWER_S:g} s. {_log_of(self._folder)}"
                 ) from error
             if kind == "failed":
                 _raise(content.pop())
@@ -122,7 +122,7 @@ class SharedModule(nn.Module):
         process = _started.get(self._folder)
         status = "" if process is None else f", the last time with {process.wait(_START_S)}"
         raise WorkersLostError(
-            f"{_named(self._device)} ended {_MOST_ATTEMPTS} times{status}. {_log_of(self._folder)}"
+            f"{_name(self._device)} ended {_MOST_ATTEMPTS} times{status}. {_log_of(self._folder)}"
         )
 
     def _ask(self, *content: Any) -> Any:
@@ -139,7 +139,7 @@ def _raise(error: Exception) -> NoReturn:
         del error  # otherwise the exception would keep this frame, and with it the callers'
 
 
-def _named(device: str) -> str:
+def _name(device: str) -> str:
     return f"The process that shares a model on {device}"
 
 
@@ -180,7 +180,7 @@ def _make_private(folder: Path) -> None:
         )
 
 
-def _locked(folder: Path) -> IO[str]:
+def _lock(folder: Path) -> IO[str]:
     """Return the open file of a folder's lock, which is held until the file is closed; makes the folder."""
     while True:
         with suppress(FileNotFoundError):  # a process that ended removed the folder meanwhile
@@ -194,15 +194,15 @@ def _locked(folder: Path) -> IO[str]:
 
 def _connect(folder: Path, device: str, idle_s: float) -> Connection[Any, Any]:
     """Return a connection to the process that shares models in a folder, after starting it if there is none."""
-    with _locked(folder):
+    with _lock(folder):
         try:
-            return _connected(folder)
+            return _open_connection(folder)
         except (FileNotFoundError, *_LOST):
             _start(folder, device, idle_s)
-            return _connected(folder)
+            return _open_connection(folder)
 
 
-def _connected(folder: Path) -> Connection[Any, Any]:
+def _open_connection(folder: Path) -> Connection[Any, Any]:
     connection = Client(str(folder / _SOCKET), "AF_UNIX")
     _limit(connection, _START_S)
     key = (folder / _KEY).read_bytes()
@@ -244,7 +244,7 @@ def _start(folder: Path, device: str, idle_s: float) -> None:
         process.kill()
     status = process.wait()
     how = f"ended with {status}" if is_in_time else f"was not ready within {_START_S:g} s"
-    raise SparkdlError(f"{_named(device)} {how}. {_log_of(folder)}")
+    raise SparkdlError(f"{_name(device)} {how}. {_log_of(folder)}")
 
 
 class _Server:
@@ -269,7 +269,7 @@ class _Server:
                 is_busy = self._changing.wait_for(lambda: self._num_workers > 0, self._idle_s)
                 self._changing.wait_for(lambda: self._num_workers == 0)
             if not is_busy:
-                with _locked(self._folder):  # no worker connects now
+                with _lock(self._folder):  # no worker connects now
                     if not self._num_workers:
                         listener.close()
                         shutil.rmtree(self._folder)

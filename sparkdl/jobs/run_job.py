@@ -315,7 +315,7 @@ def _yaml_of(job: TrainingJob) -> bytes:
 
 
 def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
-    params, rows = checked.estimator._planned(frame)
+    params, rows = checked.estimator._plan_rows(frame)
     has_model = params.isSet(params.model)
     size = model_size(params.getModel(), params.getOptimizer()) if has_model else None
     columns = column_names(params)

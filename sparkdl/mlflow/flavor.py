@@ -66,7 +66,7 @@ def load_model(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -
     from sparkdl.estimators.torch_model import TorchModel
 
     model = TorchModel.load(str(folder))
-    return model._logged_as(run_id or model.summary.run_id, str(model_uri))
+    return model._note_run(run_id or model.summary.run_id, str(model_uri))
 
 
 def load_module(model_uri: str, dst_path: str | os.PathLike[str] | None = None) -> torch.nn.Module:
@@ -164,7 +164,7 @@ def save_model(
     )
     there = open_location(absolute_url(path))
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        spec = _saved(model, of_module, folder)
+        spec = _save(model, of_module, folder)
         if there.is_local:
             save_flavor(spec, there.path, options, mlflow_model)
         else:
@@ -232,11 +232,11 @@ def log_model(
         )
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         return log_flavor(
-            _saved(model, of_module, folder), options, name=name, run_id=run_id, registration=registration
+            _save(model, of_module, folder), options, name=name, run_id=run_id, registration=registration
         )
 
 
-def _saved(model: Any, arguments: Mapping[str, Any], folder: str) -> LoggedModelSpec:
+def _save(model: Any, arguments: Mapping[str, Any], folder: str) -> LoggedModelSpec:
     """Save a model, or a module with the arguments of ``TorchModel.from_module``, to a folder."""
     from sparkdl.estimators.fit.tracking import save_for_mlflow
     from sparkdl.estimators.torch_model import TorchModel

@@ -65,7 +65,7 @@ class Message:
     folder: Path | None = None
 
 
-def joined(first: Message, second: Message) -> Message | None:
+def join_metrics(first: Message, second: Message) -> Message | None:
     """Return one message for two messages of metrics; None if they are of another kind, or too large for one batch."""
     if not first.kind == second.kind == "metrics":
         return None
@@ -249,7 +249,7 @@ class Sender:
     def put(self, message: Message) -> None:
         """Queue a message, without waiting for the server."""
         with self._changed:
-            last = joined(self._waiting[-1], message) if self._waiting else None
+            last = join_metrics(self._waiting[-1], message) if self._waiting else None
             if last is not None:
                 self._waiting[-1] = last
             else:

@@ -84,7 +84,7 @@ def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path, sizes):
     rows = texts.coalesce(1)
     changes = {"epochs": 1}
     shared = make(tmp_path, parallelism=sizes, **changes)
-    assert all(each.is_meta for each in shared._planned(rows)[0].getModel().parameters())
+    assert all(each.is_meta for each in shared._plan_rows(rows)[0].getModel().parameters())
     alone = make(tmp_path, numWorkers=1, **changes).fit(rows)
     assert shared.fit(rows).history[0].loss == pytest.approx(alone.history[0].loss, rel=1e-4)
 
@@ -107,7 +107,7 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     changes = {"vocabularySize": None, "embeddingSize": None, "numLayers": None, "pretrained": folder}
     tuned = make(tmp_path, loraRank=4, epochs=2, checkpointDir=str(tmp_path / "run"), **changes)
-    assert all(each.is_meta for each in tuned._planned(texts)[0].getModel().parameters())
+    assert all(each.is_meta for each in tuned._plan_rows(texts)[0].getModel().parameters())
     model = tuned.fit(texts)
     losses = [record.loss for record in model.history]
     assert losses[1] < losses[0]
@@ -142,7 +142,7 @@ def tokens_of(spark, num_rows):
 @pytest.mark.any_spark_will_do
 def test_token_arrays_are_planned_and_numbers_beyond_the_vocabulary_are_refused(spark, tmp_path):
     tokens = tokens_of(spark, 20)
-    planned, rows = make(tmp_path, **OF_TOKENS)._planned(tokens)
+    planned, rows = make(tmp_path, **OF_TOKENS)._plan_rows(tokens)
     assert rows.num_rows > 0
     assert planned.getModel() is not None
     with pytest.raises(ParamError, match="vocabularySize is not set"):
@@ -190,7 +190,7 @@ def test_epoch_draws_rows_of_each_corpus_by_its_weight(spark, tmp_path):
     assert model.history[0].rows == 187
     short = make(tmp_path, **changes, epochRows=40, validationFraction=0.1).fit(tokens)
     assert short.history[0].rows == 40
-    _, estimated = make(tmp_path, **changes, validationFraction=0.1)._planned(tokens)
+    _, estimated = make(tmp_path, **changes, validationFraction=0.1)._plan_rows(tokens)
     assert estimated.num_marked == 16
     assert estimated.num_rows - 16 == pytest.approx(168, abs=1)  # 4/3 of the other rows of "many"
     assert "val_loss" in short.history[0].metrics

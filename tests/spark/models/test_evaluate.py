@@ -123,7 +123,7 @@ def test_numbers_and_several_outputs_are_evaluated_and_logged_to_the_run(rows, v
     )
     with mlflow.start_run() as run:
         pass
-    model._logged_as(run.info.run_id, None)
+    model._note_run(run.info.run_id, None)
     found = model.evaluate(rows)
     price = found["price"]
     assert isinstance(price, RegressionEvaluation)

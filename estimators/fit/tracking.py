@@ -271,7 +271,7 @@ def log_reports(
     communication: WorldReport | None,
     worlds: Sequence[Mapping[str, float]],
 ) -> None:
-    """Log reports on communication, worlds, feed and history; ``communication`` is None if the fit did not train."""
+    """Log reports on communication, worlds and history; ``communication`` is None if the fit did not train."""
     if worlds:
         run.log_file("reports/worlds.json", _as_json(worlds))
     if communication is not None:
@@ -279,18 +279,6 @@ def log_reports(
         run.log_metrics(len(history), {f"{SYSTEM}{name}": value for name, value in counts.items()})
         run.log_file("reports/communication.txt", f"{communication}\n".encode())
         run.log_file("reports/communication.json", _as_json(communication.as_dict()))
-    feed = [
-        {
-            "epoch": record.epoch,
-            "rows": record.rows,
-            "seconds": record.seconds,
-            "rows_per_s": record.rows_per_s,
-            "data_wait_share": record.data_wait_share,
-            "reading_s_of_ranks": [spent.reading for spent in record.rank_seconds],
-        }
-        for record in history
-    ]
-    run.log_file("reports/feed.json", _as_json(feed))
     run.log_file("reports/history.json", _as_json([asdict(record) for record in history]))
 
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from sparkdl.errors import ParamError, ParamTypeError, did_you_mean
 from sparkdl.estimators.params.by_name import optimizer_by_name
-from sparkdl.estimators.params.table import default_values
+from sparkdl.estimators.params.table import default_values, params_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,11 +103,8 @@ class CheckedParams(Params, metaclass=_ShortHelp):
 
     def _copy_params(self) -> None:
         """Give the instance its own Params, as pyspark does for those that ``dir`` of the class has."""
-        kind = type(self)
-        for name in {name for base in kind.__mro__ for name in vars(base)}:
-            param = inspect.getattr_static(kind, name)
-            if isinstance(param, Param):
-                setattr(self, name, param._copy_new_parent(self))
+        for param in params_of(type(self)):
+            setattr(self, param.name, param._copy_new_parent(self))
 
     def _set_arguments(self) -> None:
         """Set the constructor's arguments, and drop the references to them, so that a replaced model is not kept."""

@@ -171,11 +171,15 @@ def optional(
 def entries_of(owner: type | Params) -> list[Entry[Any]]:
     """Return the entries of a class or an instance, sorted by name."""
     kind = owner if isinstance(owner, type) else type(owner)
+    entries = [param for param in params_of(kind) if isinstance(param, Entry)]
+    return entries if kind is owner else [getattr(owner, entry.name) for entry in entries]
+
+
+def params_of(kind: type) -> list[Param[Any]]:
+    """Return the Params of a class, sorted by name."""
     names = sorted({name for base in kind.__mro__ for name in vars(base)})
     values = (inspect.getattr_static(kind, name) for name in names)
-    return [
-        entry if kind is owner else getattr(owner, entry.name) for entry in values if isinstance(entry, Entry)
-    ]
+    return [value for value in values if isinstance(value, Param)]
 
 
 def default_values(owner: type) -> dict[str, Any]:

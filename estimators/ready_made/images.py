@@ -440,7 +440,11 @@ class ImageClassifier(
         if self.getImageSize() is None:
             inputs = replace(inputs, size=learn_size(inputs, dataset, training))
         num_classes = self._count_classes(dataset)
-        self._check_channels(inputs)
+        if self.getBackbone() != OWN and inputs.num_channels not in (1, 3):
+            raise DataError(
+                f"Param backbone is {self.getBackbone()!r}, which takes 3 channels, and the images in column {name!r} "
+                f"have {inputs.num_channels}. Take backbone={OWN!r}, or leave channels out."
+            )
         mean, deviation = self._scales(inputs, dataset, training)
         with seeded(self.getSeed()):
             backbone, rank = self._backbone(inputs, num_classes), self.getLoraRank()
@@ -471,14 +475,6 @@ class ImageClassifier(
         if chosen is None and self.getBackboneWeights() == PRETRAINED:
             return known_scales(inputs, dataset, training, pretrained_scales(self.getBackbone()))
         return learn_scales(inputs, dataset, training)
-
-    def _check_channels(self, inputs: ImageInputs) -> None:
-        name = self.getBackbone()
-        if name != OWN and inputs.num_channels not in (1, 3):
-            raise DataError(
-                f"Param backbone is {name!r}, which takes 3 channels, and the images in column {inputs.column!r} "
-                f"have {inputs.num_channels}. Take backbone={OWN!r}, or leave channels out."
-            )
 
     def _backbone(self, inputs: ImageInputs, num_classes: int) -> nn.Module:
         name, weights = self.getBackbone(), self.getBackboneWeights()

@@ -404,7 +404,7 @@ class LanguageModel(
                 raise ParamError(f"Param {entry.name} has no meaning for LanguageModel: {why}.").about(
                     entry.name
                 )
-        self.check_corpora()
+        self._check_corpora()
         if self.getPretrained() is None:
             if self.getLoraRank() is not None:
                 raise ParamError(

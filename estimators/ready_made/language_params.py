@@ -134,7 +134,7 @@ class HasCorpora(Params):
         "rows are left out if the epoch is short.",
     )
 
-    def check_corpora(self) -> None:
+    def _check_corpora(self) -> None:
         """Check that the Params are consistent.
 
         Raises:

@@ -69,7 +69,7 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
                 _check_type(column, output)
         elif not answering(column, outputs):
             predicted = ", ".join(
-                f"{_of_label(output)} predicts {_describe_kind(output)}" for output in outputs
+                f"{_of_label(output)} predicts {_describe_output(output)}" for output in outputs
             )
             raise ParamError(
                 f"Param {column.param} is {column.name!r}, and {predicted}. Train with CrossEntropyLoss, NLLLoss, "
@@ -100,7 +100,7 @@ def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
         )
 
 
-def _describe_kind(output: ModelOutput) -> str:
+def _describe_output(output: ModelOutput) -> str:
     if output.kind == "value" or output.is_sequence:
         return "no classes"
     return (

@@ -145,21 +145,13 @@ def log_flavor(
         folder = Path(temporary, _NAME)
         save_flavor(spec, folder, options)
         if is_mlflow_2():
-            info = _log(folder, name, run_id, registration)
-            if registration is not None and registration.alias is not None:
-                version = _version_of(client, info, registration.name)
-                client.set_registered_model_alias(registration.name, registration.alias, version)
-            return info
-        uri = _log_folder(
-            client,
-            folder,
-            name=name,
-            run_id=run_id or (None if active is None else active.info.run_id),
-            values=values_of(spec),
-        )
-    info = mlflow.models.get_model_info(uri)
+            info = _log(folder, name, run_id)
+        else:
+            run_id = run_id or (None if active is None else active.info.run_id)
+            uri = _log_folder(client, folder, name=name, run_id=run_id, values=values_of(spec))
+            info = mlflow.models.get_model_info(uri)
     if registration is not None:
-        info.registered_model_version = register(client, uri, registration)
+        info.registered_model_version = register(client, info.model_uri, registration)
     return info
 
 
@@ -272,20 +264,12 @@ def _log_values(client: MlflowClient, run_id: str, model_id: str, values: Mappin
     client.log_batch(run_id, metrics=metrics)
 
 
-def _log(folder: Path, name: str, run_id: str | None, registration: Registration | None = None) -> ModelInfo:
+def _log(folder: Path, name: str, run_id: str | None) -> ModelInfo:
     """Log a saved MLflow model by ``Model.log`` of MLflow 2."""
     from mlflow.models import Model
 
-    registered = {}
-    if registration is not None:
-        registered = {
-            "registered_model_name": registration.name,
-            "await_registration_for": registration.await_s,
-        }
     with _module_path_kept():
-        info: ModelInfo = Model.log(
-            artifact_path=name, flavor=_SavedFlavor, run_id=run_id, folder=folder, **registered
-        )
+        info: ModelInfo = Model.log(artifact_path=name, flavor=_SavedFlavor, run_id=run_id, folder=folder)
     return info
 
 
@@ -297,16 +281,6 @@ def _module_path_kept() -> Iterator[None]:
         yield
     finally:
         sys.path[:] = [entry for entry in sys.path if entry in before or Path(entry).exists()]
-
-
-def _version_of(client: MlflowClient, info: ModelInfo, registered_name: str) -> str:
-    """Return the version under which a model was just registered."""
-    if getattr(info, "registered_model_version", None) is not None:
-        return str(info.registered_model_version)
-    # MLflow before 2.14 does not report the version.
-    condition = f"name = '{registered_name}' and run_id = '{info.run_id}'"
-    versions = client.search_model_versions(condition)
-    return str(max(int(version.version) for version in versions))
 
 
 def is_mlflow_2() -> bool:

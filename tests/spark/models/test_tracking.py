@@ -67,7 +67,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert {each.key: each.value for each in trained_on.tags} == {"mlflow.data.context": "training"}
     client = mlflow.MlflowClient()
     assert {each.path for each in client.list_artifacts(run.info.run_id, "reports")} == {
-        f"reports/{name}" for name in ("communication.json", "communication.txt", "feed.json", "history.json")
+        f"reports/{name}" for name in ("communication.json", "communication.txt", "history.json")
     }
     picture = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="plots/fit.png")
     assert Path(picture).read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,7 @@ The *driver* learns the scales of the numbers and the categories from the rows. 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -49,30 +49,6 @@ _ROWS_AT_ONCE = 1 << 14
 _MOST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True)
-class Table:
-    """The inputs and scales that are learned from the rows of a table.
-
-    Attributes:
-        inputs: function that converts the columns to the network's inputs.
-        scales: mean and standard deviation of the numbers.
-        label_scale: mean and standard deviation of the labels; empty if the labels are not numbers to predict.
-        is_plain: whether the only feature column holds floats, so that the network can take it without conversion.
-        imputes: whether values may be missing.
-    """
-
-    inputs: TabularInputs
-    scales: Moments
-    label_scale: Moments
-    is_plain: bool
-    imputes: bool
-
-    @property
-    def indicators(self) -> list[int]:
-        """Positions of the numbers that some training rows lack."""
-        return np.flatnonzero(self.scales.counts < self.scales.num_rows).tolist()
-
-
 def learn_table(
     dataset: ParquetDataset,
     features: Sequence[str],
@@ -80,8 +56,8 @@ def learn_table(
     categorical: Sequence[str],
     training: RowChoice | None,
     label: str | None = None,
-) -> Table:
-    """Learn the inputs and scales of a table in one pass over the rows.
+) -> tuple[TabularInputs, Moments, Moments]:
+    """Learn from the rows of a table, in one pass over them.
 
     Args:
         dataset: dataset of all rows.
@@ -89,6 +65,10 @@ def learn_table(
         categorical: names of the feature columns whose numbers stand for categories.
         training: training rows, the only rows that are used; None for all rows.
         label: name of the label column whose scale is learned; None if the labels are not numbers to predict.
+
+    Returns:
+        The function that converts the columns to the network's inputs, mean and standard deviation of the numbers, and
+        those of the labels, which are empty if these are not numbers to predict.
 
     Raises:
         ParamError: if a categorical column is not a feature column.
@@ -138,17 +118,12 @@ def learn_table(
                 if is_missing.any():
                     null_categories.add(name)
                 _add_categories(categories, batch[name][~is_missing], name)
-    return Table(
-        inputs=replace(
-            inputs,
-            categories={name: tuple(sorted(values)) for name, values in categories_of.items()},
-            null_categories=tuple(name for name in names if name in null_categories),
-        ),
-        scales=scales,
-        label_scale=label_scale,
-        is_plain=len(columns) == 1 and bool(numeric) and "float" in columns[0].dtype,
-        imputes=imputes,
+    inputs = replace(
+        inputs,
+        categories={name: tuple(sorted(values)) for name, values in categories_of.items()},
+        null_categories=tuple(name for name in names if name in null_categories),
     )
+    return inputs, scales, label_scale
 
 
 def fault_of(column: Column, categorical: Sequence[str]) -> str:
@@ -271,32 +246,36 @@ class _TableEstimator(ReadyMadeEstimator[M], HasTable):
         label: str | None = None,
     ) -> Recipe:
         """Make the network for rows, and for numbers in the column ``label``, or for classes if that is None."""
-        table = learn_table(
+        columns = [dataset.column(name) for name in self.getFeaturesCols()]
+        inputs, scales, labels = learn_table(
             dataset,
             self.getFeaturesCols(),
             categorical=self.getCategoricalCols(),
             training=training,
             label=label,
         )
-        labels, is_regression = table.label_scale, label is not None
+        is_regression = label is not None
         mean = labels.mean.item() if is_regression else 0.0
         deviation = labels.deviation.item() if is_regression else 1.0
         with seeded(self.getSeed()):
             network = TabularNetwork(
-                mean=table.scales.mean,
-                deviation=table.scales.deviation,
-                num_categories=table.inputs.num_categories,
+                mean=scales.mean,
+                deviation=scales.deviation,
+                num_categories=inputs.num_categories,
                 hidden_sizes=self.getHiddenSizes(),
                 dropout=self.getDropout(),
                 num_outputs=num_outputs,
                 output_mean=mean,
                 output_deviation=deviation,
-                imputes=table.imputes,
-                indicators=table.indicators,
+                imputes=any(column.takes_nulls for column in columns),
+                # Positions of the numbers that some training rows lack.
+                indicators=np.flatnonzero(scales.counts < scales.num_rows).tolist(),
             )
         loss = StandardizedMSELoss(deviation) if is_regression else nn.CrossEntropyLoss()
-        inputs = None if table.is_plain else table.inputs
-        return Recipe(network, inputs, loss, num_classes=None if is_regression else num_outputs)
+        # The network takes a single column of floats without conversion.
+        is_plain = len(columns) == 1 and bool(inputs.numeric) and "float" in columns[0].dtype
+        prepare = None if is_plain else inputs
+        return Recipe(network, prepare, loss, num_classes=None if is_regression else num_outputs)
 
 
 @with_arguments

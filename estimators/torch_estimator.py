@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from pyspark import keyword_only
@@ -170,7 +169,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         """
         spark = active_session()
         urls = urls_for_spark(os.fspath(path))
-        with self._jobs(), reading_job(spark, "opening the rows"):
+        with jobs_of(f"fit {type(self).__name__}"), reading_job(spark, "opening the rows"):
             rows = spark.read.parquet(*urls)
             rows.columns  # noqa: B018 - makes Spark Connect open the files
         return self.fit(rows)
@@ -235,7 +234,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
         trial: TrialRun | None = None,
     ) -> M:
         """Fit on rows of a DataFrame that other fits may share; the Params have to be checked before."""
-        with self._jobs():
+        with jobs_of(f"fit {type(self).__name__}"):
             return fit_on_rows(
                 self._params_of_fit(),
                 dataset.sparkSession,
@@ -244,10 +243,6 @@ class FittingEstimator(Estimator[M], CheckedParams):
                 nested=nested,
                 trial=trial,
             )
-
-    def _jobs(self) -> AbstractContextManager[None]:
-        """Return the context that names the jobs of a fit in Spark's UI."""
-        return jobs_of(f"fit {type(self).__name__}")
 
     def _make_model(self, saved: SavedModel, summary: TrainingSummary) -> M:
         model = self._model_class(saved, summary)

@@ -43,11 +43,6 @@ class _Classes:
     label: LabelColumn
     count: int
 
-    @property
-    def names(self) -> Sequence[Any]:
-        """Labels in the order of the classes."""
-        return range(self.count) if self.label.classes is None else self.label.classes
-
     def numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the class of each label; one more than the last class for a label that the loss ignores."""
         numbers = self.label.class_numbers(values)
@@ -110,11 +105,16 @@ def balance_classes(
     present = np.maximum(counts, 1e-300)
     if not is_resampled:
         balanced = counts.sum() / (np.count_nonzero(counts) * present)
-        return (replace(head, class_weights=_plain(np.where(counts > 0, balanced, 1.0))),), training
+        weights_of = np.where(counts > 0, balanced, 1.0)
+        return (replace(head, class_weights=tuple(weights_of.tolist())),), training
     largest = counts.max()
     copies = np.where(counts > 0, np.maximum(np.rint(largest / present), 1), 1).astype(np.int64)
     balanced = np.where(counts > 0, largest / present, 1.0)
-    head = replace(head, class_weights=_plain(balanced / copies), validation_class_weights=_plain(balanced))
+    head = replace(
+        head,
+        class_weights=tuple((balanced / copies).tolist()),
+        validation_class_weights=tuple(balanced.tolist()),
+    )
     copies = np.append(copies, 1)
     rows = RepeatedRows(
         names=(head.label.name,),
@@ -123,10 +123,6 @@ def balance_classes(
         among=training,
     )
     return (head,), rows
-
-
-def _plain(weights: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    return tuple(weights.tolist())
 
 
 def _repeat(classes: _Classes, copies: npt.NDArray[np.int64], values: Values) -> npt.NDArray[np.int64]:
@@ -140,7 +136,7 @@ def _given_weights(given: Any, classes: _Classes) -> tuple[float, ...]:
     Raises:
         ParamError: if there are more or fewer than classes, or the dict has other labels.
     """
-    names = list(classes.names)
+    names: list[Any] = list(classes.label.classes or range(classes.count))
     if isinstance(given, Mapping):
         unknown = [label for label in given if label not in names]
         if unknown:

@@ -190,30 +190,14 @@ class TrainingRows:
 def share_rows(dataset: DataFrame, fits: Iterable[_TorchEstimatorParams]) -> list[TrainingRows]:
     """Return the rows for each of several fits; fits with compatible needs share one object, with all their columns."""
     needs = [rows_needed(params) for params in fits]
-    alike: dict[RowsNeeded, list[RowsNeeded]] = {}
-    for needed in needs:
-        alike.setdefault(_kind(needed), []).append(needed)
-    rows = {
-        kind: TrainingRows(dataset, _union(kind, members), num_fits=len(members))
-        for kind, members in alike.items()
-    }
-    return [rows[_kind(needed)] for needed in needs]
-
-
-def _kind(needed: RowsNeeded) -> RowsNeeded:
-    """Return the needs that have to be equal for fits to share rows."""
-    return replace(needed, columns=(), doubles=())
-
-
-def _union(kind: RowsNeeded, members: Iterable[RowsNeeded]) -> RowsNeeded:
-    """Return the joined needs of several fits."""
-    needs = list(members)
-
-    def union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for group in names for name in group))
-
-    return replace(
-        kind,
-        columns=union(needed.columns for needed in needs),
-        doubles=union(needed.doubles for needed in needs),
-    )
+    kinds = [replace(needed, columns=(), doubles=()) for needed in needs]
+    rows = {}
+    for kind in set(kinds):
+        alike = [needed for needed, other in zip(needs, kinds, strict=True) if other == kind]
+        joint = replace(
+            kind,
+            columns=tuple(dict.fromkeys(name for needed in alike for name in needed.columns)),
+            doubles=tuple(dict.fromkeys(name for needed in alike for name in needed.doubles)),
+        )
+        rows[kind] = TrainingRows(dataset, joint, num_fits=len(alike))
+    return [rows[kind] for kind in kinds]

@@ -77,6 +77,7 @@ from sparkdl.networks.language import (
     num_tokens_of,
 )
 from sparkdl.networks.language_folder import load_language_folder, save_language_folder
+from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -474,7 +475,7 @@ class LanguageModel(
     def _fit_once(self, dataset: DataFrame, trial: TrialRun | None = None) -> LanguageModelModel:
         self._check_values()
         with (
-            self._jobs(),
+            jobs_of(f"fit {type(self).__name__}"),
             self._prepared(dataset) as (beginning, packed_rows, tokenizer),
             beginning.reachable_weights(self.getStore()) as weights,
         ):

@@ -69,7 +69,8 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
                 _check_type(column, output)
         elif not answering(column, outputs):
             predicted = ", ".join(
-                f"{_of_label(output)} predicts {_describe_output(output)}" for output in outputs
+                f"the output for label column {output.name!r} predicts {_describe_output(output)}"
+                for output in outputs
             )
             raise ParamError(
                 f"Param {column.param} is {column.name!r}, and {predicted}. Train with CrossEntropyLoss, NLLLoss, "
@@ -77,12 +78,8 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
             )
 
 
-def _of_label(output: ModelOutput) -> str:
-    return f"the output for label column {output.name!r}"
-
-
 def _check_type(column: ScoredColumn, output: ModelOutput) -> None:
-    of_label = _of_label(output)
+    of_label = f"the output for label column {output.name!r}"
     if output.is_sequence and column.type != "auto":
         what = "a text" if output.kind == "text" else "an array of tokens"
         raise ParamError(

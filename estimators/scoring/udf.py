@@ -387,10 +387,7 @@ def prediction_udf(
 
         return make_udf(score_one, returned).asNondeterministic()
 
-    def score_many(columns: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return score(columns)
-
-    return make_udf(score_many, returned).asNondeterministic()
+    return make_udf(score, returned).asNondeterministic()
 
 
 def score_columns(

@@ -22,7 +22,7 @@ from sparkdl.foreign_errors import reading_from
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
-from sparkdl.tracking.start import store_switches
+from sparkdl.tracking.start import autologged
 from sparkdl.tracking.torch_model import MLFLOW_SCHEMES
 
 if TYPE_CHECKING:
@@ -318,17 +318,18 @@ def autolog(
         ImportError: if mlflow is not installed.
         ParamError: if ``every_n_iter`` is less than 1, or MLflow's registry must refuse the name.
     """
+    import mlflow  # noqa: F401 - says what is missing
+
     if every_n_iter < 1:
         raise ParamError(f"every_n_iter is {every_n_iter}. Give a number of epochs, 1 or more.")
     check_registration(registered_model_name, None)
-    store_switches(
+    autologged.update(
         log_models=log_models,
         log_input_examples=log_input_examples,
         log_model_signatures=log_model_signatures,
         log_datasets=log_datasets,
         disable=disable,
         exclusive=exclusive,
-        disable_for_unsupported_versions=disable_for_unsupported_versions,
         silent=silent,
         every_n_iter=every_n_iter,
         registered_model_name=registered_model_name,

@@ -7,14 +7,12 @@ A program reports to the MLflow server or store that is set. If none is set, :fu
 the working directory. :func:`without_credentials` removes users and passwords from a URI before it is written to a log
 or a file.
 
-:func:`current_switches` returns the options of :func:`sparkdl.autolog` for fits. MLflow itself keeps the arguments of
-the last call, as it does for its own integrations.
+:func:`current_switches` returns the options of :func:`sparkdl.autolog` for fits.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import logging
 import os
 import re
@@ -320,9 +318,6 @@ def with_known_credentials(uri: str) -> str:
     return current if without_credentials(current) == uri else uri
 
 
-_INTEGRATION = "sparkdl"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Switches:
     """Options of :func:`sparkdl.autolog`, which documents them. The defaults hold if it was not called."""
@@ -333,27 +328,16 @@ class Switches:
     log_datasets: bool = True
     disable: bool = False
     exclusive: bool = False
-    disable_for_unsupported_versions: bool = False
     silent: bool = False
     every_n_iter: int = 1
     registered_model_name: str | None = None
     extra_tags: Mapping[str, str] | None = field(default=None)
 
 
-def store_switches(**switches: Any) -> None:
-    """Store options of ``sparkdl.autolog`` in MLflow, which applies those that concern MLflow itself."""
-    from mlflow.utils.autologging_utils import autologging_integration
-
-    def stored(**_: Any) -> None:
-        """Do nothing: MLflow has stored the arguments."""
-
-    vars(stored)["__signature__"] = inspect.signature(Switches)  # MLflow takes the defaults from it
-    autologging_integration(_INTEGRATION)(stored)(**switches)
+autologged: dict[str, Any] = {}
+"""Arguments of the last call of :func:`sparkdl.autolog` in this process."""
 
 
 def current_switches() -> Switches:
     """Return the options of the last call of ``sparkdl.autolog``; the defaults if it was not called."""
-    from mlflow.utils.autologging_utils import AUTOLOGGING_INTEGRATIONS
-
-    switches: dict[str, Any] = AUTOLOGGING_INTEGRATIONS.get(_INTEGRATION) or {}
-    return Switches(**switches)
+    return Switches(**autologged)

@@ -303,11 +303,11 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
     return FitInputs(spec, signature)
 
 
-def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
-    shapes = found.prediction_shapes
+def _signature(probed: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
+    shapes = probed.prediction_shapes
     if any(head.loss is None for head in heads) or not heads:  # a user's training step
         values = tuple(ModelOutput(name=name, kind="value", shape=shape) for name, shape in shapes.items())
-        return ModelSignature(inputs=found.inputs, outputs=values)
+        return ModelSignature(inputs=probed.inputs, outputs=values)
     outputs = tuple(
         ModelOutput(
             name=head.label.name,
@@ -316,19 +316,19 @@ def _signature(found: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
             num_classes=num_classes,
             classes=head.label.classes,
         )
-        for head, num_classes in zip(heads, found.num_classes, strict=True)
+        for head, num_classes in zip(heads, probed.num_classes, strict=True)
         if head.loss is not None
     )
-    return ModelSignature(inputs=found.inputs, outputs=outputs)
+    return ModelSignature(inputs=probed.inputs, outputs=outputs)
 
 
-def _try_scheduler(params: _TorchEstimatorParams, found: ProbeResult, num_rows: int) -> None:
+def _try_scheduler(params: _TorchEstimatorParams, probed: ProbeResult, num_rows: int) -> None:
     scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
     if scheduler is not None:
         steps = steps_per_epoch(num_rows, num_readers(params), params.getBatchSize())
         updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
         num_steps, watched = params.getEpochs() * updates, _goals(params)[1]
-        make_scheduler(scheduler, found.optimizer, num_steps, interval, watched)
+        make_scheduler(scheduler, probed.optimizer, num_steps, interval, watched)
 
 
 def _check_precision(params: _TorchEstimatorParams) -> None:
@@ -503,7 +503,7 @@ def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
         )
 
 
-def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
+def _make_spec(params: _TorchEstimatorParams, probed: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
     """Build the spec; the only place where Spark's Params become the fields of the spec."""
     best, watched = _goals(params)
     patience = params.getEarlyStoppingPatience()
@@ -512,7 +512,7 @@ def _make_spec(params: _TorchEstimatorParams, found: ProbeResult, heads: tuple[H
         fields["parallelism"] = None  # until the ranks choose it
     return TrainingSpec(
         **fields,
-        inputs=found.inputs,
+        inputs=probed.inputs,
         heads=heads,
         best=best,
         patience=(

@@ -196,8 +196,8 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
 
 def _losses(params: _TorchEstimatorParams) -> list[LossFunction]:
     """Return the losses of the label columns."""
-    given: Any = params.getLoss()
-    return list(given) if isinstance(given, list | tuple) else [given] * len(params._label_names())
+    losses: Any = params.getLoss()
+    return list(losses) if isinstance(losses, list | tuple) else [losses] * len(params._label_names())
 
 
 def label_faults(params: _TorchEstimatorParams, columns: Iterable[Column]) -> Iterator[str]:

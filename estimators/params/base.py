@@ -199,22 +199,22 @@ class OneOf:
         return str(value)
 
 
-def check_callable(param: Param[Any], given: object) -> None:
+def check_callable(param: Param[Any], value: object) -> None:
     """Check that the value of a Param is callable and is not a class.
 
     Raises:
         ParamError: if it is not; the message names the Param, describes its value, and says what the Param accepts.
     """
-    if isinstance(given, type):
-        name = _name(given)
-        if issubclass(given, nn.Module):
-            raise ParamError(f"Param {param.name} is the class {given.__name__}; give an instance: {name}().")
-        raise ParamError(f"Param {param.name} is the class {given.__name__}: {param.doc}.")
-    if not callable(given):
-        raise ParamError(f"Param {param.name} is {type(given).__name__}: {param.doc}.")
+    if isinstance(value, type):
+        name = _name(value)
+        if issubclass(value, nn.Module):
+            raise ParamError(f"Param {param.name} is the class {value.__name__}; give an instance: {name}().")
+        raise ParamError(f"Param {param.name} is the class {value.__name__}: {param.doc}.")
+    if not callable(value):
+        raise ParamError(f"Param {param.name} is {type(value).__name__}: {param.doc}.")
 
 
-def check_optimizer(param: Param[Any], given: object) -> None:
+def check_optimizer(param: Param[Any], value: object) -> None:
     """Check a function that takes a model's parameters and returns an optimizer, or the name of an optimizer.
 
     An optimizer class is such a function.
@@ -223,19 +223,19 @@ def check_optimizer(param: Param[Any], given: object) -> None:
         ParamError: if there is no optimizer of that name, or the value is something else; for an optimizer instance,
             the message gives a function that makes it.
     """
-    if isinstance(given, type) and issubclass(given, Optimizer):
+    if isinstance(value, type) and issubclass(value, Optimizer):
         return  # makes an optimizer with its default options; if it cannot, the trial before the fit refuses it
-    if isinstance(given, Optimizer):
-        rate = given.defaults.get("lr")
+    if isinstance(value, Optimizer):
+        rate = value.defaults.get("lr")
         options = f", lr={float(rate):g}" if rate is not None else ""
         raise ParamError(
-            f"Param {param.name} is an instance of {type(given).__name__}, and each rank makes its own, for its copy "
-            f"of the model. Give a function: lambda parameters: {_name(type(given))}(parameters{options})."
+            f"Param {param.name} is an instance of {type(value).__name__}, and each rank makes its own, for its copy "
+            f"of the model. Give a function: lambda parameters: {_name(type(value))}(parameters{options})."
         )
-    if isinstance(given, str):
-        optimizer_by_name(given, None)
+    if isinstance(value, str):
+        optimizer_by_name(value, None)
     else:
-        check_callable(param, given)
+        check_callable(param, value)
 
 
 def _name(kind: type) -> str:

@@ -291,15 +291,15 @@ class HasPrediction(HasPredictionCol):
         return self._set(predictionCol=value)
 
 
-def labels_by_column(given: Sequence[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:
+def labels_by_column(value: Sequence[Any] | None, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return the labels given by Param ``labels``, by label column; columns without given labels are left out.
 
     Raises:
         ParamError: if labels are given for more or fewer columns than ``names``.
     """
-    if given is None:
+    if value is None:
         return {}
-    lists = given if any(one is None or isinstance(one, list) for one in given) else [given]
+    lists = value if any(one is None or isinstance(one, list) for one in value) else [value]
     if len(lists) != len(names):
         raise ParamError(
             f"Param labels has the labels of {len(lists)} columns, and labelCol names {len(names)}: "

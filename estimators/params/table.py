@@ -250,9 +250,10 @@ def _check_range(
 def with_arguments(made: T) -> T:
     """Add an ``Args:`` section with all Params to the documentation of an estimator, from the table."""
     defaults = default_values(made)
-    own = list(inspect.signature(made.__init__).parameters)  # type: ignore[misc]  # of a class, not of an instance
+    arguments = list(inspect.signature(made.__init__).parameters)  # type: ignore[misc]  # of a class, not of an instance
     entries = sorted(
-        entries_of(made), key=lambda entry: own.index(entry.name) if entry.name in own else len(own)
+        entries_of(made),
+        key=lambda entry: arguments.index(entry.name) if entry.name in arguments else len(arguments),
     )
     lines = [
         textwrap.fill(

@@ -27,46 +27,46 @@ from sparkdl.training.update import PRECISIONS
 _NAME = re.compile(r"[A-Za-z][\w.\- ]*")
 
 
-def check_module(param: Param[Any], given: object) -> None:
+def check_module(param: Param[Any], value: object) -> None:
     """Check that a Param holds a module.
 
     Raises:
         ParamError: if it holds another object.
     """
-    if not isinstance(given, nn.Module):
-        raise ParamError(f"Param {param.name} is a {type(given).__name__}, not a torch.nn.Module.")
+    if not isinstance(value, nn.Module):
+        raise ParamError(f"Param {param.name} is a {type(value).__name__}, not a torch.nn.Module.")
 
 
-def check_losses(param: Param[Any], given: object) -> None:
+def check_losses(param: Param[Any], value: object) -> None:
     """Check a loss, or each loss of a list.
 
     Raises:
         ParamError: if a loss is not a function; the message names it.
     """
-    for loss in given if isinstance(given, list | tuple) else [given]:
+    for loss in value if isinstance(value, list | tuple) else [value]:
         check_callable(param, loss_by_name(loss) if isinstance(loss, str) else loss)
 
 
-def check_scheduler(param: Param[Any], given: object) -> None:
+def check_scheduler(param: Param[Any], value: object) -> None:
     """Check a scheduler.
 
     Raises:
         ParamError: if it is neither a function nor the name of a schedule.
     """
-    check_callable(param, schedule_by_name(given) if isinstance(given, str) else given)
+    check_callable(param, schedule_by_name(value) if isinstance(value, str) else value)
 
 
-def check_callbacks(param: Param[Any], given: object) -> None:
+def check_callbacks(param: Param[Any], value: object) -> None:
     """Check a list of callbacks.
 
     Raises:
         ParamError: if an item is not a callback; the message names it.
     """
-    if not isinstance(given, list | tuple):
+    if not isinstance(value, list | tuple):
         raise ParamError(
-            f"Param {param.name} must be a list of sparkdl.estimators.Callback; got a {type(given).__name__}."
+            f"Param {param.name} must be a list of sparkdl.estimators.Callback; got a {type(value).__name__}."
         )
-    for callback in given:
+    for callback in value:
         if not isinstance(callback, Callback):
             shown = (
                 f"the class {callback.__name__}, not one of its instances"
@@ -76,21 +76,21 @@ def check_callbacks(param: Param[Any], given: object) -> None:
             raise ParamError(f"Param {param.name} holds {shown}: {param.doc}.")
 
 
-def check_metrics(param: Param[Any], given: object) -> None:
+def check_metrics(param: Param[Any], value: object) -> None:
     """Check the names of metrics, and that they can be called.
 
     Raises:
         ParamError: if a metric cannot be used; the message names it and says why.
     """
-    if not isinstance(given, Mapping | list | tuple) or (
-        not isinstance(given, Mapping) and not all(isinstance(name, str) for name in given)
+    if not isinstance(value, Mapping | list | tuple) or (
+        not isinstance(value, Mapping) and not all(isinstance(name, str) for name in value)
     ):
         raise ParamError(
             f"Param {param.name} must be a list of names, such as ['accuracy'], or a dict, such as {{'mae': "
             "torch.nn.L1Loss()}, of functions of (outputs, labels) that return one value per row or their mean, or of "
-            f"torchmetrics metrics; got {reprlib.repr(given)}."
+            f"torchmetrics metrics; got {reprlib.repr(value)}."
         )
-    for name, metric in metrics_by_name(given).items():
+    for name, metric in metrics_by_name(value).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ParamError(
                 f"Param {param.name} has a metric named {name!r}. Use a name of letters, digits, '_', '-', '.' and "
@@ -110,9 +110,9 @@ def check_metrics(param: Param[Any], given: object) -> None:
             )
 
 
-def metrics_by_name(given: Mapping[str, Any] | Sequence[str]) -> dict[str, Metric | str]:
+def metrics_by_name(value: Mapping[str, Any] | Sequence[str]) -> dict[str, Metric | str]:
     """Return metrics, or names that stand for metrics, by the names under which they are reported."""
-    return dict(given) if isinstance(given, Mapping) else {name: name for name in given}
+    return dict(value) if isinstance(value, Mapping) else {name: name for name in value}
 
 
 class HasObjective(Params):
@@ -167,15 +167,15 @@ class HasObjective(Params):
 
     def getOptimizer(self) -> OptimizerFactory:
         """Return the function that makes the optimizer."""
-        given = self.getOrDefault(self.optimizer)
-        return optimizer_by_name(given, self.getLearningRate()) if isinstance(given, str) else given
+        value = self.getOrDefault(self.optimizer)
+        return optimizer_by_name(value, self.getLearningRate()) if isinstance(value, str) else value
 
     def getLoss(self) -> Any:
         """Return the loss, or a list with one loss per label column."""
-        given = self.getOrDefault(self.loss)
-        if isinstance(given, list | tuple):
-            return [loss_by_name(loss) if isinstance(loss, str) else loss for loss in given]
-        return loss_by_name(given) if isinstance(given, str) else given
+        value = self.getOrDefault(self.loss)
+        if isinstance(value, list | tuple):
+            return [loss_by_name(loss) if isinstance(loss, str) else loss for loss in value]
+        return loss_by_name(value) if isinstance(value, str) else value
 
 
 class HasFunctions(Params):
@@ -227,8 +227,8 @@ class HasFunctions(Params):
 
     def getScheduler(self) -> SchedulerFactory | None:
         """Return the function that makes the scheduler; None without one."""
-        given = self.getOrDefault(self.scheduler) if self.isSet(self.scheduler) else None
-        return schedule_by_name(given) if isinstance(given, str) else given
+        value = self.getOrDefault(self.scheduler) if self.isSet(self.scheduler) else None
+        return schedule_by_name(value) if isinstance(value, str) else value
 
     def getSchedulerInterval(self) -> str:
         """Return the interval at which the scheduler is stepped."""

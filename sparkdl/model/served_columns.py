@@ -133,7 +133,7 @@ def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: in
     kind, dtype = column.element
     row = _array(value, column, index, allow_nan)
     row = row.reshape(0, *lengths[1:]) if not row.size else row
-    if row.shape[1:] != tuple(lengths[1:]):
+    if not row.ndim or row.shape[1:] != tuple(lengths[1:]):
         raise DataError(
             f"Row {index} of column {column.name!r} has the shape {row.shape}, and the model takes lists of "
             f"{' x '.join(map(str, lengths[1:])) or 'single values'}."

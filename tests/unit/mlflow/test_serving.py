@@ -80,9 +80,9 @@ def test_a_server_answers_the_input_example_and_other_forms(ask, folder, form):
     [
         ({"dataframe_records": rows(2).drop(columns="tokens").to_dict("records")}, "inputs ['tokens']"),
         (records(count="many"), "Failed to convert column count to type 'int64'"),
-        (records(tokens=["a"]), "Failed to convert column tokens to type 'Array(long)'"),
-        (records(tokens=3), "Expected data to be list or numpy array, got int"),
-        (records(matrix=None), "Failed to convert column matrix"),
+        (records(tokens=["a"]), "Column 'tokens' holds values that are not numbers, such as 'a'"),
+        (records(tokens=3), "Row 0 of column 'tokens' has the shape (), and the model takes lists"),
+        (records(matrix=None), "Column 'matrix' holds null or NaN in 2 of 2 rows"),
         (records(matrix=[[1.0, 2.0]]), "Row 0 of column 'matrix' has 2 values, and the model takes 6"),
         (records(tokens=[99]), "The model failed with RuntimeError: embedding_bag: Expected idx"),
         ({"dataframe_records": []}, "missing inputs ['matrix', 'tokens', 'count']"),

@@ -476,7 +476,7 @@ class LanguageModel(
         self._check_values()
         with (
             jobs_of(f"fit {type(self).__name__}"),
-            self._prepared(dataset) as (beginning, packed_rows, tokenizer),
+            self._prepare_rows(dataset) as (beginning, packed_rows, tokenizer),
             beginning.reachable_weights(self.getStore()) as weights,
         ):
             estimator = self._estimator(beginning.network, weights)
@@ -573,7 +573,7 @@ class LanguageModel(
         folder = self.getPretrained()
         if folder is not None:
             return beginning_of_folder(folder, lora_rank=self.getLoraRank(), seed=self.getSeed())
-        tokenizer = self._token_numbers(name) if takes_tokens else self._learned(dataset, name)
+        tokenizer = self._token_numbers(name) if takes_tokens else self._learn_tokenizer(dataset, name)
         return tokenizer, beginning_of_sizes(self._sizes(num_tokens=tokenizer.num_tokens))
 
     def _token_numbers(self, name: str) -> TokenNumbers:

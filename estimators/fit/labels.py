@@ -206,7 +206,8 @@ def label_faults(params: _TorchEstimatorParams, columns: Iterable[Column]) -> It
     A trainStep may use strings for anything, so they cannot be indexed as classes.
     """
     is_step = params.getTrainStep() is not None
-    loss_of = {} if is_step else dict(zip(params._label_names(), _losses(params), strict=False))
+    losses = [] if is_step else _losses(params)
+    loss_of = dict(zip(params._label_names(), losses, strict=False))
     for column in columns:
         held = f"Column {column.name!r} holds {column.kind} values"
         if column.kind == "number":

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from sparkdl.estimators import TorchClassifier, TorchEstimator, TorchModel, evaluation, importances
-from sparkdl.estimators.params.inputs import scored_columns_of
+from sparkdl.estimators.params.inputs import HasRowColumns, scored_columns_of
 from tests.unit.estimators.public_classes import ESTIMATORS, MODELS, make_torch_estimator
 
 
@@ -92,7 +92,8 @@ def test_a_model_has_only_setters_with_an_effect(model):
 
 
 def test_params_that_methods_of_a_model_read_can_be_set(model):
-    sources = map(inspect.getsource, (TorchModel, evaluation, importances, scored_columns_of))
+    readers = (TorchModel, evaluation, importances, scored_columns_of, HasRowColumns._weight_column)
+    sources = map(inspect.getsource, readers)
     read = set(re.findall(r"\b(?:self|model|params)\.get([A-Z]\w*)\(", " ".join(sources)))
     assert {"Thresholds", "WeightCol", "LabelCols", "PredictionCol"} <= read
     assert {name for name in read if not hasattr(model, f"set{name.removesuffix('s')}")} == {"Thresholds"}

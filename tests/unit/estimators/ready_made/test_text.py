@@ -361,7 +361,7 @@ def test_error_without_transformers_says_what_to_install(tmp_path, monkeypatch):
         (["text", "unique"], {}, ParamError, "takes one column of texts. .*concat_ws"),
         ("nowhere", {}, DataError, "no column 'nowhere'"),
         ("number", {}, DataError, "'number' holds numbers, .* takes strings"),
-        ("words", {}, DataError, "'words' holds arrays that .* join arrays"),
+        ("words", {}, DataError, "'words' holds arrays of strings, .* join arrays"),
         ("bytes", {}, DataError, "'bytes' holds binary values, .* takes strings"),
         ("unique", {}, DataError, "No word in column 'unique' .* tokenizer='bytes'"),
         ("text", {"vocabularySize": 0}, ParamError, "Param vocabularySize must be at least 1"),

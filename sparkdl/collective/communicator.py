@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from sparkdl import _native
     from sparkdl.collective.mpi.messages import MpiMessages
-    from sparkdl.collective.native.message_link import NativeMessages
+    from sparkdl.collective.native.point_to_point import NativeMessages
     from sparkdl.collective.opening import Opening
     from sparkdl.collective.operation_queue import FutureHandle
     from sparkdl.collective.telemetry.monitor import OperationMonitor, Telemetry
@@ -380,9 +380,14 @@ class Communicator(AbstractContextManager["Communicator"]):
         return self._messages.queue("send", array, to, tag, timeout_s)
 
     def recv_async(
-        self, array: Array, *, source: int, tag: int = 0, timeout_s: float | None = None
+        self, array: Array, *, source: int | None, tag: int = 0, timeout_s: float | None = None
     ) -> FutureHandle:
-        """Receive a message with this tag from rank ``source`` into ``array``; in the order of sending."""
+        """Receive a message with this tag from rank ``source`` into ``array``; in the order of sending.
+
+        With ``source=None`` the message may come from any rank; ``source`` of the handle is the sender. If a receive
+        from one rank and a receive from any rank wait for the same tag at the same time, either of them may get the
+        message of that rank.
+        """
         return self._messages.queue("recv", array, source, tag, timeout_s)
 
     allreduce = _blocking(allreduce_async)

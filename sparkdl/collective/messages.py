@@ -1,7 +1,8 @@
 """Messages between two ranks: the parts that do not depend on the transport.
 
 Each end of a message has a deadline and a time at which to warn of a stall. Both ends describe the message in an
-envelope, and compare the envelopes to find out whether they agree.
+envelope, and compare the envelopes to find out whether they agree. The error of a failed message names the failure of
+the communicator to which it belongs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 from sparkdl.collective.buffers import DTYPES, item_bytes
 from sparkdl.collective.operation_queue import FutureHandle
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
-from sparkdl.errors import CommunicatorTimeoutError, MismatchError, ParamError
+from sparkdl.errors import (
+    CommunicatorAbortedError,
+    CommunicatorError,
+    CommunicatorTimeoutError,
+    MismatchError,
+    ParamError,
+    RankLostError,
+)
 from sparkdl.rendezvous.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -31,7 +39,7 @@ class PendingMessage:
 
     Args:
         kind: ``"send"`` or ``"recv"``.
-        peer: rank of the other end.
+        peer: rank of the other end; None for any rank.
         tag: tag of the message.
         array: array that is sent, or into which the message is received.
         buffer: its elements.
@@ -40,7 +48,7 @@ class PendingMessage:
 
     Attributes:
         what: description of the call, for messages.
-        peer: rank of the other end.
+        peer: rank of the other end; -1 for any rank, until :meth:`comes_from` sets it.
         envelope: dtype and size at this end.
         handle: handle for the caller.
     """
@@ -49,7 +57,7 @@ class PendingMessage:
         self,
         *,
         kind: str,
-        peer: int,
+        peer: int | None,
         tag: int,
         array: Array,
         buffer: FlatBuffer | DeviceBuffer,
@@ -57,10 +65,10 @@ class PendingMessage:
         monitor: OperationMonitor,
     ) -> None:
         size, dtype = buffer.data.size, buffer.dtype
-        self.what = (
-            f"{kind} of {size} {dtype} {'to' if kind == 'send' else 'from'} rank {peer} with tag {tag}"
-        )
-        self.kind, self.peer, self.tag = kind, peer, tag
+        whom = "any rank" if peer is None else f"rank {peer}"
+        self.what = f"{kind} of {size} {dtype} {'to' if kind == 'send' else 'from'} {whom} with tag {tag}"
+        self.kind, self.tag = kind, tag
+        self.peer = -1 if peer is None else peer
         self.array = array
         self.envelope: Envelope = np.array([DTYPES.index(dtype), size], np.int64)
         self.timeout_s = timeout_s
@@ -68,10 +76,14 @@ class PendingMessage:
             kind, name=f"tag {tag}", num_bytes=size * item_bytes(dtype), dtype=dtype, is_blocking=False
         )
         self._future: Future[None] = Future()
-        self.handle = FutureHandle(self._future, monitor.blocked)
+        self.handle = FutureHandle(self._future, monitor.blocked, self.peer)
         self._deadline: Deadline | None = None
         self._stall: StallTimer | None = None
         self._wait: NotedWait | None = None
+
+    def comes_from(self, peer: int) -> None:
+        """Set the sender of a message from any rank."""
+        self.peer = self.handle.source = peer
 
     def matched(self) -> None:
         """Note that the other end has made its call as well."""
@@ -92,8 +104,9 @@ class PendingMessage:
 
     def late(self, name: str) -> CommunicatorTimeoutError:
         """Return the error for a message whose deadline has passed."""
+        why = "no rank has sent one" if self.peer < 0 else f"rank {self.peer} has not answered"
         return CommunicatorTimeoutError(
-            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: rank {self.peer} has not answered"
+            f"{self.what} on {name!r} was not complete within {self.timeout_s:g} s: {why}"
         )
 
     def check_deadline(self, parent: Communicator) -> None:
@@ -104,7 +117,8 @@ class PendingMessage:
         """
         if self._deadline is None or self._stall is None:
             self._deadline, self._stall = Deadline(self.timeout_s), StallTimer()
-            both = [parent.world_ranks[rank] for rank in (parent.rank, self.peer)]
+            ranks = range(parent.world_size) if self.peer < 0 else (parent.rank, self.peer)
+            both = [parent.world_ranks[rank] for rank in ranks]
             self._wait = NotedWait(parent.name, both, self.what, self.timeout_s)
             if self._timing.ready_ns or self._future.done():
                 self._wait.end()  # another thread has matched or completed it meanwhile
@@ -112,7 +126,8 @@ class PendingMessage:
             raise self.late(parent.name)
         if self._timing.ready_ns:
             return  # both ends have called
-        self._stall.check(parent, self.what, lambda: f"rank {self.peer} had not joined")
+        missing = "no rank had sent one" if self.peer < 0 else f"rank {self.peer} had not joined"
+        self._stall.check(parent, self.what, lambda: missing)
 
     def _end_wait(self) -> None:
         if self._wait is not None:
@@ -123,13 +138,15 @@ Envelope = np.ndarray[Any, np.dtype[np.int64]]
 """Two numbers: the dtype's index in :data:`DTYPES`, and the number of elements."""
 
 
-def check_message(peer: int, tag: int, *, rank: int, world_size: int, max_tag: int) -> None:
-    """Check the peer and the tag of a message of a rank.
+def check_message(peer: int | None, tag: int, *, rank: int, world_size: int, max_tag: int) -> None:
+    """Check the peer (None for any rank) and the tag of a message of a rank.
 
     Raises:
         ParamError: if ``peer`` does not exist or is ``rank`` itself, or the tag is out of range.
     """
-    if not 0 <= peer < world_size or peer == rank:
+    if world_size == 1 and peer is None:
+        raise ParamError("a world of one rank has no other to receive a message from")
+    if peer is not None and (not 0 <= peer < world_size or peer == rank):
         raise ParamError(f"rank {rank} of {world_size} cannot exchange messages with rank {peer}")
     if not 0 <= tag <= max_tag:
         raise ParamError(f"tag {tag} is outside 0 to {max_tag}, the tags that this transport has")
@@ -151,3 +168,35 @@ def compare(sent: Envelope, expected: Envelope, *, source: int, to: int, tag: in
 def _describe(envelope: Envelope) -> str:
     dtype, count = envelope.tolist()
     return f"{count} {DTYPES[dtype]}"
+
+
+NEWS_S = 3.0
+"""How long to wait for the communicator itself to find out why a link failed."""
+
+
+def fail_communicator(
+    message: PendingMessage, error: Exception, parent: Communicator | None, parent_name: str
+) -> CommunicatorError:
+    """Return the error of a failed message, and make its communicator fail as well.
+
+    Args:
+        message: the failed message.
+        error: error of the link.
+        parent: communicator of the message; None if it no longer exists.
+        parent_name: name of the communicator.
+    """
+    what = f"{message.what} on {parent_name!r}"
+    late = isinstance(error, CommunicatorTimeoutError)
+    if late:
+        error = message.late(parent_name)
+    if parent is None:
+        return CommunicatorError(f"{what} failed: {error}")
+    is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
+    if parent.has_failed_within(NEWS_S if is_news else 0.0):
+        failure = parent.error()
+        return type(failure)(f"{message.what}: {failure}")
+    reason = str(error) if late else f"{what} failed: {error}"
+    parent.abort(reason)
+    if late:
+        return CommunicatorTimeoutError(reason)
+    return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)

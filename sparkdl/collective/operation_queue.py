@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 
 class FutureHandle:
-    """Handle of an operation that runs on a thread of this process, or of a message."""
+    """Handle of an operation that runs on a thread of this process, or of a message.
 
-    def __init__(self, future: Future[None], blocked: Blocked = nullcontext) -> None:
+    Attributes:
+        source: rank that sends the message; for a message from any rank, -1 until the sender is known.
+    """
+
+    def __init__(self, future: Future[None], blocked: Blocked = nullcontext, source: int = -1) -> None:
         self._future = future
         self._blocked = blocked
+        self.source = source
 
     def wait(self, timeout_s: float | None = None) -> None:
         """See :class:`~sparkdl.collective.communicator.Handle`."""

@@ -22,6 +22,7 @@ from sparkdl.torch.buffers import (
     elements_per_element,
     export,
     movable,
+    restore,
     rows_of_blocks,
 )
 from sparkdl.torch.futures import FutureCompleter
@@ -110,6 +111,40 @@ class Movements(Submission):
             target = source.new_empty(sum(counts))
             handles += self._call("allgather", opts, source, target, counts=counts)
             finishes += restoring_parts(target, outputs)
+        return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
+
+    @recorded("all_gather", 1)
+    def allgather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = ALL_GATHER,
+    ) -> Any:
+        """Copy the inputs of every rank to that rank's list: ``output_lists[r][i]`` becomes input i of rank r."""
+        world_size = self.communicator.world_size
+        sizes = [[output.numel() for output in outputs] for outputs in output_lists]
+        input_sizes = [tensor.numel() for tensor in inputs]
+        if len(sizes) != world_size or any(of_rank != input_sizes for of_rank in sizes):
+            raise ParamError(
+                f"allgather_coalesced of inputs of {input_sizes} elements over {world_size} ranks needs as many such "
+                f"lists of outputs, got lists of {sizes} elements."
+            )
+        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
+            check_dtypes("allgather_coalesced", tensor, *outputs)
+        if (other := self.accelerator_of(inputs[0])) is not None:
+            return other.allgather_coalesced(output_lists, inputs, opts)
+        handles: list[Handle] = []
+        finishes: list[Finish] = []
+        groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for tensor, *outputs in zip(inputs, *output_lists, strict=True):
+            source = movable(tensor)
+            target = source.new_empty(source.numel() * world_size)
+            sources, targets = groups.setdefault(source.dtype, ([], []))
+            sources.append(source)
+            targets.append(target)
+            finishes += restoring_parts(target, outputs)
+        for sources, targets in groups.values():
+            handles += self._call("allgather_group", opts, sources, targets)
         return self._work([output for outputs in output_lists for output in outputs], handles, finishes)
 
     @recorded("broadcast")
@@ -276,16 +311,31 @@ class Messages(Submission):
         (tensor,) = tensors
         if (other := self.accelerator_of(tensor)) is not None:
             return other.recv(tensors, source, tag)
+        return self._recv(tensors, source, tag)
+
+    @recorded("recvAnySource")
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
+        """Receive into a tensor what any rank of the group sends with this tag; returns at once.
+
+        The work's ``_source_rank()`` is the sender once it is complete.
+        """
+        (tensor,) = tensors
+        if self.accelerator_of(tensor) is not None:
+            raise ParamError(
+                f"recv from any rank is for CPU tensors, got one on {tensor.device}: name the rank, as recv(src=...)."
+            )
+        return self._recv(tensors, None, tag)
+
+    def _recv(self, tensors: Sequence[torch.Tensor], source: int | None, tag: int) -> CollectiveWork:
+        (tensor,) = tensors
         buffer = movable(tensor)
         handle = self.communicator.recv_async(
             export(buffer), source=source, tag=tag, timeout_s=self.timeout_s
         )
-        return CollectiveWork(tensors, (handle,), self._message_completer, (restoring(buffer, tensor),))
-
-    def recv_anysource(self, _tensors: Sequence[torch.Tensor], _tag: int = 0) -> Any:
-        """Refuse a ``recv`` that names no sender.
-
-        Raises:
-            ParamError: always.
-        """
-        raise ParamError("The backend 'sparkdl' receives from the rank that is named: pass recv(src=...).")
+        return CollectiveWork(
+            tensors,
+            (handle,),
+            self._message_completer,
+            (lambda: restore(buffer, tensor),),
+            sender=lambda: handle.source,
+        )

@@ -188,6 +188,7 @@ class CollectiveWork(_WaitingWork):
         "_future",
         "_handles",
         "_outputs",
+        "_sender",
         "_unawaited",
         "is_awaited",
     )
@@ -198,6 +199,7 @@ class CollectiveWork(_WaitingWork):
         handles: Sequence[Handle],
         completer: FutureCompleter,
         finishes: Sequence[Callable[[], None]] = (),
+        sender: Callable[[], int] | None = None,
     ) -> None:
         Work.__init__(self)  # super() would take a quarter of the time to make a work
         self.is_awaited = False
@@ -209,6 +211,7 @@ class CollectiveWork(_WaitingWork):
         self._finish_lock = threading.Lock() if finishes else None
         self._failure: Exception | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._sender = sender
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the outputs hold the result.
@@ -300,6 +303,12 @@ class CollectiveWork(_WaitingWork):
         """Call ``action``, on any thread, as soon as a message is complete; it must return at once."""
         (handle,) = self._handles
         handle.when_done(action)  # type: ignore[attr-defined]  # the handles of messages have it
+
+    def _source_rank(self) -> int:
+        """The rank that sent the message of a completed ``recv``; -1 for any other operation."""
+        return -1 if self._sender is None else self._sender()
+
+    source_rank = _source_rank
 
     def __del__(self) -> None:
         if not self.is_awaited:

@@ -42,6 +42,7 @@ def check_tensors_of_differing_dtypes_are_refused_before_anything_is_sent() -> N
     others = [torch.zeros(4, dtype=torch.int32) for _ in range(size)]
     own_blocks, other_blocks = list(own.chunk(size)), list(others[0].chunk(size))
     calls = [
+        lambda: group.allgather_coalesced([[each] for each in others], [own]),
         lambda: group.allgather([others], [own]),
         lambda: group.alltoall(other_blocks, own_blocks),
         lambda: group.all_to_all_single(others[0], own),

@@ -17,16 +17,6 @@ OF_GLOO_ALONE = {
     "test_monitored_barrier_gloo_subgroup",
     # Expects the text of Gloo's error; sparkdl's error names the missing ranks.
     "test_barrier_timeout_full_group",
-    # A recv names its sender here, as with NCCL.
-    "test_send_recv_any_source",
-    "test_send_recv_any_source_autograd_profiler",
-    "test_send_recv_any_source_torch_profiler",
-    # torch has deprecated all_gather_coalesced, which NCCL does not have.
-    "test_all_gather_coalesced_complex",
-    "test_all_gather_coalesced_full_group",
-    "test_all_gather_coalesced_group",
-    "test_all_gather_coalesced_simple",
-    "test_all_gather_coalesced_with_empty",
 }
 """Tests that pass on Gloo with three ranks, but not on sparkdl."""
 

@@ -6,7 +6,8 @@ address to the library.
 
 Both ends exchange envelopes before anything is written. The messages of one direction and tag are sent one after
 another; all others proceed independently, polled by one thread that sleeps while there are none. Envelopes, the
-answers to them and the data have MPI tags of their own.
+answers to them and the data have MPI tags of their own, so that an envelope received from any rank is never taken for
+something else.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sparkdl.errors import CommunicatorError, MismatchError, ParamError
 from sparkdl.rendezvous.deadline import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from mpi4py import MPI
 
@@ -117,7 +118,7 @@ class _MpiMessage(PendingMessage):
         request: the current request; None before the first one.
     """
 
-    steps: Iterator[MPI.Request]
+    steps: Generator[MPI.Request, MPI.Status, None]
     request: MPI.Request | None = None
 
 
@@ -155,8 +156,10 @@ class MpiMessages:
         self._closed = False
         self._abandoned: list[_MpiMessage] = []
 
-    def queue(self, kind: str, array: Array, peer: int, tag: int, timeout_s: float | None) -> FutureHandle:
-        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank."""
+    def queue(
+        self, kind: str, array: Array, peer: int | None, tag: int, timeout_s: float | None
+    ) -> FutureHandle:
+        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank, or from any rank if ``peer`` is None."""
         parent, is_send = self._communicator, kind == "send"
         check_message(peer, tag, rank=parent.rank, world_size=parent.world_size, max_tag=self._max_tag)
         buffer = self._buffer_of(array, writes=not is_send)
@@ -199,7 +202,9 @@ class MpiMessages:
             raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
         return DeviceBuffer(array)
 
-    def _send(self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer) -> Iterator[MPI.Request]:
+    def _send(
+        self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer
+    ) -> Generator[MPI.Request, MPI.Status, None]:
         to, tag, theirs = message.peer, message.tag, np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
@@ -213,11 +218,15 @@ class MpiMessages:
         for piece in pieces(elements):
             yield self._comm.Isend(piece, to, 3 * tag + 2)
 
-    def _recv(self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer) -> Iterator[MPI.Request]:
-        source, tag, theirs = message.peer, message.tag, np.empty(2, np.int64)
+    def _recv(
+        self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer
+    ) -> Generator[MPI.Request, MPI.Status, None]:
+        tag, theirs = message.tag, np.empty(2, np.int64)
         if isinstance(buffer, DeviceBuffer):
             buffer.enter()
-        yield self._comm.Irecv(theirs, source, 3 * tag)
+        source = self._mpi.ANY_SOURCE if message.peer < 0 else message.peer
+        status = yield self._comm.Irecv(theirs, source, 3 * tag)
+        source = status.Get_source()
         yield self._comm.Isend(message.envelope, source, 3 * tag + 1)
         compare(theirs, message.envelope, source=source, to=self._communicator.rank, tag=tag)
         message.matched()
@@ -278,8 +287,11 @@ class MpiMessages:
             message.request = next(message.steps)
         self._check(message.what)
         has_moved = False
-        while message.request.Test():
-            message.request = next(message.steps)
+        status = self._mpi.Status()
+        while message.request.Test(status):
+            if message.peer < 0:
+                message.comes_from(status.Get_source())
+            message.request = message.steps.send(status)
             has_moved = True
         return has_moved
 

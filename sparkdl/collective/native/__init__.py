@@ -2,5 +2,5 @@
 
 Begin with :mod:`~sparkdl.collective.native.communicator`. ``segment`` creates the shared memory and
 ``ring_connections`` the sockets for the extension :mod:`sparkdl._native`, which moves the data. Messages between two
-ranks (``message_link``) are written in Python. Runs on ranks.
+ranks (``point_to_point``, ``message_link``) are written in Python. Runs on ranks.
 """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.native.message_link import NativeMessages
+from sparkdl.collective.native.point_to_point import NativeMessages
 from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
 from sparkdl.collective.telemetry.stalls import stall_fd, watch_native

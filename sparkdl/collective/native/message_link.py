@@ -1,8 +1,8 @@
-"""Messages between two ranks of a native communicator, whose core has only collectives.
+"""The link that carries all messages between this rank and one other.
 
-A link carries all messages between this rank and one other. It consists of two communicators of the two ranks, opened
-when the first message is sent or expected. On each of them one rank always sends and the other always receives. A link
-takes two threads, six descriptors and two segments, regardless of the number of tags. The ranks exchange frames:
+A link consists of two communicators of the two ranks, opened when the first message is sent or expected. On each of
+them one rank always sends and the other always receives. A link takes two threads, six descriptors and two segments,
+regardless of the number of tags. The ranks exchange frames:
 
 * ``OFFER``: announces a message, with its tag and envelope. The other end keeps the offer until the message is
   expected.
@@ -11,7 +11,9 @@ takes two threads, six descriptors and two segments, regardless of the number of
 * ``DATA``: the message itself, which is written directly to the receiver's array.
 * ``BYE``: there will be no more messages; the other end answers with ``BYE``.
 
-Until a message is expected, only its envelope is kept, and no message waits for one with another tag.
+Until a message is expected, only its envelope is kept, and no message waits for one with another tag. A receive from
+any rank waits in :class:`~sparkdl.collective.native.point_to_point.AnySource` until the link to one of the ranks
+matches it with an offer.
 
 The communicators of a link are opened over a part of a rendezvous in which waits end when the link's parent
 communicator fails or is dropped.
@@ -30,22 +32,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.collective.buffers import flatten
-from sparkdl.collective.messages import Envelope, PendingMessage, check_message, compare
-from sparkdl.collective.telemetry.monitor import OperationMonitor
+from sparkdl.collective.messages import NEWS_S, Envelope, compare, fail_communicator
 from sparkdl.collective.telemetry.stalls import StallCheck
-from sparkdl.errors import (
-    CommunicatorAbortedError,
-    CommunicatorError,
-    CommunicatorTimeoutError,
-    MismatchError,
-    RankLostError,
-)
-from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S, check_timeout
+from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
+from sparkdl.rendezvous.deadline import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from sparkdl.collective.communicator import Array, Communicator, Handle
-    from sparkdl.collective.operation_queue import FutureHandle
+    from sparkdl.collective.communicator import Communicator, Handle
+    from sparkdl.collective.messages import PendingMessage
+    from sparkdl.collective.native.point_to_point import AnySource
     from sparkdl.rendezvous.store import Rendezvous
 
 
@@ -109,9 +104,6 @@ def check_alive(reference: weakref.ref[Communicator]) -> Communicator:
 
 _BYE_S = 2.0
 
-_NEWS_S = 3.0
-"""How long to wait for the communicator itself to find out why a link failed."""
-
 
 class _PeerLeftError(CommunicatorError):
     pass
@@ -129,6 +121,7 @@ class MessageLink:
         rendezvous: part of the rendezvous for the parent only.
         peer: the other rank.
         timeout_s: seconds for opening the link.
+        any_source: receives from any rank that are not matched yet.
     """
 
     def __init__(
@@ -137,10 +130,12 @@ class MessageLink:
         rendezvous: Rendezvous,
         peer: int,
         timeout_s: float,
+        any_source: AnySource,
     ) -> None:
         # Weak: the threads must not keep an unused communicator alive.
         self._parent = weakref.ref(parent)
         self._parent_name, self._rank, self._peer = parent.name, parent.rank, peer
+        self._any_source = any_source
         # Waits end when the parent fails or is dropped.
         watched = rendezvous.view("messages", partial(check_alive, self._parent))
         ranks = sorted([parent.rank, peer])
@@ -204,7 +199,17 @@ class MessageLink:
                 self._news.notify_all()
                 return
         is_closed = isinstance(self._broken, _ClosedError)
-        message.fail(self._broken if is_closed else self._explain(message, self._broken))
+        message.fail(
+            self._broken
+            if is_closed
+            else fail_communicator(message, self._broken, self._parent(), self._parent_name)
+        )
+
+    def take_for_any(self, tag: int) -> None:
+        """Match an offer with this tag, if there is one, with a receive from any rank."""
+        with self._news:
+            if self._broken is None and self._offers[tag]:
+                self._match_any(tag, self._offers[tag])
 
     def finish(self) -> None:
         """Close the link when no message is under way any more; returns at once."""
@@ -221,6 +226,14 @@ class MessageLink:
         for pair in (self._speaking, self._listening):
             if pair is not None:
                 pair.abort(reason)
+
+    def _match_any(self, tag: int, offers: deque[Frame]) -> None:
+        message = self._any_source.take(tag)
+        if message is not None:
+            message.comes_from(self._peer)
+            self._lines.setdefault((message.kind, tag), deque()).append(message)
+            self._accept(offers.popleft(), message)
+            self._news.notify_all()
 
     def _accept(self, offer: Frame, message: PendingMessage) -> None:
         message.matched()
@@ -293,6 +306,7 @@ class MessageLink:
                 self._accept(frame, self._expected[frame.tag].popleft())
             else:
                 self._offers[frame.tag].append(frame)
+                self._match_any(frame.tag, self._offers[frame.tag])
             self._news.notify_all()
 
     def _receive(self, array: object) -> None:
@@ -358,17 +372,18 @@ class MessageLink:
                 return
 
     def _open(self) -> None:
-        for speaks, open_pair in self._open_pairs:
-            pair = open_pair()
-            with self._news:
-                if speaks:
-                    self._speaking = pair
-                else:
-                    self._listening = pair
-                broken = self._broken
-                self._news.notify_all()
-            if broken is not None:  # since before the pair was there, so that nothing else ends it
-                pair.abort(f"rank {self._rank}: {broken}")
+        with self._any_source.called(self._peer):
+            for speaks, open_pair in self._open_pairs:
+                pair = open_pair()
+                with self._news:
+                    if speaks:
+                        self._speaking = pair
+                    else:
+                        self._listening = pair
+                    broken = self._broken
+                    self._news.notify_all()
+                if broken is not None:  # since before the pair was there, so that nothing else ends it
+                    pair.abort(f"rank {self._rank}: {broken}")
 
     def _rank_in_pair(self, rank: int) -> int:
         """Return the number that ``rank`` has in the communicators of the link."""
@@ -393,30 +408,12 @@ class MessageLink:
         if not isinstance(error, _PeerLeftError):
             self.abort(str(error))
         if threading.current_thread() is not self._threads[0]:
-            self._threads[0].join(_NEWS_S)  # it must not write to an array after the error was raised
+            self._threads[0].join(NEWS_S)  # it must not write to an array after the error was raised
         if culprit is not None and culprit in failed:
             failed.remove(culprit)
             culprit.fail(error)
         for message in failed:
-            message.fail(self._explain(message, error))
-
-    def _explain(self, message: PendingMessage, error: Exception) -> CommunicatorError:
-        """Return the error of a failed message, and make its communicator fail as well."""
-        parent, what = self._parent(), f"{message.what} on {self._parent_name!r}"
-        late = isinstance(error, CommunicatorTimeoutError)
-        if late:
-            error = message.late(self._parent_name)
-        if parent is None:
-            return CommunicatorError(f"{what} failed: {error}")
-        is_news = isinstance(error, RankLostError | CommunicatorAbortedError)
-        if parent.has_failed_within(_NEWS_S if is_news else 0.0):
-            failure = parent.error()
-            return type(failure)(f"{message.what}: {failure}")
-        reason = str(error) if late else f"{what} failed: {error}"
-        parent.abort(reason)
-        if late:
-            return CommunicatorTimeoutError(reason)
-        return RankLostError(reason) if isinstance(error, RankLostError) else CommunicatorError(reason)
+            message.fail(fail_communicator(message, error, self._parent(), self._parent_name))
 
     def _leave(self) -> None:
         """Close the link; without a failure, send ``BYE`` to the other end first."""
@@ -435,78 +432,3 @@ class MessageLink:
         for pair in (self._speaking, self._listening):
             if pair is not None:
                 pair.close()
-
-
-_MAX_TAG = 2**63 - 1
-
-
-class NativeMessages:
-    """Sends and receives messages for one rank of a communicator.
-
-    Args:
-        communicator: communicator whose ranks exchange messages; kept weakly.
-        rendezvous: part of the rendezvous for this communicator only; links are opened over it.
-
-    Attributes:
-        monitor: monitor of the messages.
-    """
-
-    def __init__(self, communicator: Communicator, rendezvous: Rendezvous) -> None:
-        # Weak, to avoid a reference cycle: descriptors are closed when the communicator is dropped, not by a later gc.
-        self._communicator = weakref.ref(communicator)
-        self._name, self._timeout_s = communicator.name, communicator.timeout_s
-        self._rank, self._world_size = communicator.rank, communicator.world_size
-        self._rendezvous = rendezvous
-        self.monitor = OperationMonitor(is_collective=False)
-        self._links: dict[int, MessageLink] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        # The threads of a communicator that is dropped without close() end with it.
-        weakref.finalize(communicator, _finish_all, self._links)
-
-    def queue(self, kind: str, array: Array, peer: int, tag: int, timeout_s: float | None) -> FutureHandle:
-        """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank."""
-        check_message(peer, tag, rank=self._rank, world_size=self._world_size, max_tag=_MAX_TAG)
-        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        message = PendingMessage(
-            kind=kind,
-            peer=peer,
-            tag=tag,
-            array=array,
-            buffer=flatten(array, writes=kind == "recv"),
-            timeout_s=timeout_s,
-            monitor=self.monitor,
-        )
-        with self._lock:
-            communicator = self._communicator()
-            if self._closed or communicator is None:
-                raise CommunicatorError(f"{message.what}: communicator {self._name!r} is closed")
-            link = self._links.get(peer)
-            if link is None:
-                link = MessageLink(communicator, self._rendezvous, peer, timeout_s)
-                self._links[peer] = link
-        link.put(message)
-        return message.handle
-
-    def abort(self, reason: str) -> None:
-        """Make all messages fail with ``reason``, here and at their other ends; returns at once."""
-        with self._lock:
-            links = list(self._links.values())
-        for link in links:
-            link.abort(reason)
-
-    def close(self) -> None:
-        """Wait for messages under way, and close the links. May be called again."""
-        with self._lock:
-            self._closed = True
-            links = list(self._links.values())
-            self._links.clear()
-        for link in links:
-            link.finish()
-        for link in links:
-            link.join()
-
-
-def _finish_all(links: dict[int, MessageLink]) -> None:
-    for link in list(links.values()):
-        link.finish()

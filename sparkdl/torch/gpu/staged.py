@@ -242,6 +242,7 @@ class StagedAccelerator(OwnAccelerator):
     reduce = _staged("reduce", reads=[0], writes=[0])
     broadcast = _staged("broadcast", reads=[0], writes=[0])
     allgather = _staged("allgather", reads=[1], writes=[0])
+    allgather_coalesced = _staged("allgather_coalesced", reads=[1], writes=[0])
     allgather_into_tensor_coalesced = _staged("allgather_into_tensor_coalesced", reads=[1], writes=[0])
     reduce_scatter = _staged("reduce_scatter", reads=[1], writes=[0])
     reduce_scatter_tensor_coalesced = _staged("reduce_scatter_tensor_coalesced", reads=[1], writes=[0])

@@ -108,6 +108,60 @@ def _beside_collectives(communicator: Communicator) -> None:
         assert out.tolist() == [3.0] * 5
 
 
+def _from_any_rank(communicator: Communicator) -> None:
+    """Each message is delivered once, to a receive from any rank or from its sender, among others with its tag."""
+    world_size, rank = communicator.world_size, communicator.rank
+    others = [other for other in range(world_size) if other != rank]
+    sent = [
+        communicator.send_async(np.full(1000 * tag, 10.0 * rank + tag), to=other, tag=tag)
+        for tag in (1, 2)
+        for other in others
+    ]
+    for tag in (2, 1):
+        rooms = [np.zeros(1000 * tag) for _ in others]
+        received = [communicator.recv_async(room, source=None, tag=tag) for room in rooms]
+        for handle, room in zip(received, rooms, strict=True):
+            handle.wait()
+            assert (room == 10.0 * handle.source + tag).all()
+        assert sorted(handle.source for handle in received) == others
+    for handle in sent:
+        handle.wait()
+
+
+def _from_any_rank_and_from_one(communicator: Communicator) -> None:
+    """Each message is delivered once and whole to one receive; equal receives get messages in the order of sending."""
+    if communicator.rank == 0:
+        by_name, of_any = [np.zeros(1_000_003) for _ in range(2)], [np.zeros(1_000_003) for _ in range(2)]
+        handles = [communicator.recv_async(array, source=1, tag=4) for array in by_name]
+        handles += [communicator.recv_async(array, source=None, tag=4) for array in of_any]
+        communicator.barrier()
+        for handle in handles:
+            handle.wait()
+        alike = [[array[0] for array in arrays] for arrays in (by_name, of_any)]
+        assert all(numbers == sorted(numbers) for numbers in alike)
+        assert sorted(alike[0] + alike[1]) == [0.0, 1.0, 2.0, 3.0]
+        assert all((array == array[0]).all() for array in by_name + of_any)
+        assert [handle.source for handle in handles] == [1] * 4
+    else:
+        communicator.barrier()
+        if communicator.rank == 1:
+            for number in range(4):
+                communicator.send(np.full(1_000_003, float(number)), to=0, tag=4)
+
+
+def _mismatch_from_any_rank(communicator: Communicator) -> None:
+    if communicator.rank == 0:
+        message = _mismatch_of(lambda: communicator.recv(np.zeros(3), source=None, tag=6))
+        communicator.recv(np.zeros(2), source=None, tag=6)
+    elif communicator.rank == 1:
+        message = _mismatch_of(lambda: communicator.send(np.ones(2), to=0, tag=6))
+        communicator.send(np.ones(2), to=0, tag=6)
+    else:
+        return
+    assert "rank 1 said send of 2 float64" in message
+    assert "rank 0 said recv of 3 float64 from rank 1" in message
+
+
 def _mismatch(communicator: Communicator) -> None:
     """Both ends get the same error, nothing is written, and later messages are delivered."""
     wrong = {
@@ -169,5 +223,8 @@ MESSAGE_CHECKS: dict[str, Callable[[Communicator], None]] = {
     "messages are counted": _in_worlds_of_two(_messages_are_counted),
     "messages beside collectives": _in_worlds_of_two(_beside_collectives),
     "mismatch of a message": _in_worlds_of_two(_mismatch),
+    "messages from any rank": _in_worlds_of_two(_from_any_rank),
+    "messages from any rank and from one": _in_worlds_of_two(_from_any_rank_and_from_one),
+    "mismatch of a message from any rank": _in_worlds_of_two(_mismatch_from_any_rank),
     "impossible peers are refused": _impossible_peers_are_refused,
 }

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from sparkdl.collective.native.message_link import MessageLink
+from sparkdl.collective.native.point_to_point import AnySource
 from sparkdl.errors import CommunicatorAbortedError
 
 TIMEOUT_S = 30.0
+
+RENDEZVOUS: Any = SimpleNamespace(view=lambda *_: RENDEZVOUS)
 
 
 class Pair:
@@ -49,8 +55,8 @@ class Parent:
 
 def test_a_link_that_is_closed_while_it_opens_ends() -> None:
     parent: Any = Parent()
-    rendezvous: Any = SimpleNamespace(view=lambda *_: rendezvous)
-    link = MessageLink(parent, rendezvous, 1, TIMEOUT_S)
+    anyone: Any = SimpleNamespace(called=lambda _: nullcontext())
+    link = MessageLink(parent, RENDEZVOUS, 1, TIMEOUT_S, anyone)
     assert parent.is_asked.wait(TIMEOUT_S)
     link.finish()
     while link._broken is None:  # the end has decided that there is nothing to close yet
@@ -61,3 +67,19 @@ def test_a_link_that_is_closed_while_it_opens_ends() -> None:
     joining.join(TIMEOUT_S)
     assert not joining.is_alive()
     assert [pair.is_aborted.is_set() for pair in parent.pairs] == [True, True]
+
+
+def test_no_message_waits_for_a_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    messages: Any = set()  # not used before a thread has started
+    communicator: Any = Parent()
+    source = AnySource(messages, communicator, RENDEZVOUS)
+    message: Any = SimpleNamespace(tag=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            source.put(message)
+    assert source.take(3) is None
+    source.join()

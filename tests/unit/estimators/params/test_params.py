@@ -97,7 +97,7 @@ STEP = {"loss": None, "trainStep": max}
         ({"epochs": 0}, "epochs must be at least 1, got 0: "),
         ({"batchSize": -1}, "batchSize must be at least 1, got -1: "),
         ({"numWorkers": 0}, "numWorkers must be at least 1, got 0: "),
-        ({"gpusPerWorker": 2}, "gpusPerWorker must be 0 or 1, got 2"),
+        ({"gpusPerWorker": 2}, "gpusPerWorker must be at least 0 and below 2, got 2"),
         (
             {"scheduler": torch.optim.lr_scheduler.StepLR},
             "scheduler is the class StepLR: function that takes",

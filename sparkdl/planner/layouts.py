@@ -351,11 +351,15 @@ def _best_of(task: _Question, cluster: Cluster, sizes: Parallelism) -> Layout | 
         return None
     usable = USABLE * cluster.device.memory_bytes
     sizes, passes = best.parallelism, best.passes
-
-    def exceeds(rows: int) -> bool:
-        return _memory(task, cluster, sizes, rows, passes).total > usable
-
-    rows = best.rows - 1 + bisect.bisect_left(range(best.rows, _MOST_ROWS), True, key=exceeds)
+    rows = (
+        best.rows
+        - 1
+        + bisect.bisect_left(
+            range(best.rows, _MOST_ROWS),
+            True,
+            key=lambda rows: _memory(task, cluster, sizes, rows, passes).total > usable,
+        )
+    )
     return replace(best, largest_batch=best.batch // best.rows * rows)
 
 

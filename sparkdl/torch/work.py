@@ -95,15 +95,21 @@ class UnawaitedWorks:
             queue.clear()
 
 
-class _WaitingWork(Work):
+class OwnWork(Work):
+    """A work of a process group of sparkdl; subclasses say whether it is completed, and how it failed."""
+
     __slots__ = ()
+
+    def is_success(self) -> bool:
+        """Whether the work is over and has not failed."""
+        return self.is_completed() and self.exception() is None
 
     def synchronize(self) -> None:
         """The same as ``wait``."""
         self.wait()
 
 
-class KeptWork(_WaitingWork):
+class KeptWork(OwnWork):
     """A work of a backend for GPUs, whose Python object lives as long as C++ may call its methods.
 
     Attributes:
@@ -132,7 +138,7 @@ class KeptWork(_WaitingWork):
             self._unawaited.keep(self)
 
 
-class CompletedWork(Work):
+class CompletedWork(OwnWork):
     """A collective that completed successfully before its call returned."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -147,10 +153,6 @@ class CompletedWork(Work):
         """True."""
         return True
 
-    def is_success(self) -> bool:
-        """True."""
-        return True
-
     def exception(self) -> Exception | None:
         """None: the collective has not failed."""
         return None
@@ -159,9 +161,6 @@ class CompletedWork(Work):
         """The output tensors."""
         return list(self._outputs)
 
-    def synchronize(self) -> None:
-        """Return at once."""
-
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A complete future of the output tensors."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
@@ -169,7 +168,7 @@ class CompletedWork(Work):
         return future
 
 
-class CollectiveWork(_WaitingWork):
+class CollectiveWork(OwnWork):
     """A collective in progress, whose Python object lives as long as C++ may call its methods.
 
     The ``finishes`` run once, after the last handle has completed and before the result is available: they copy out of
@@ -249,10 +248,6 @@ class CollectiveWork(_WaitingWork):
         """Whether the collective is complete or has failed, so that ``wait`` would not block."""
         return all(handle.done() for handle in self._handles)
 
-    def is_success(self) -> bool:
-        """Whether the collective is complete and did not fail."""
-        return self.is_completed() and self.exception() is None
-
     def exception(self) -> Exception | None:
         """The collective's error once it has failed, else None."""
         if self._failure is None and self.is_completed():
@@ -324,7 +319,7 @@ class CollectiveWork(_WaitingWork):
                 finish()
 
 
-class JoinedWork(_WaitingWork):
+class JoinedWork(OwnWork):
     """Several works as one."""
 
     def __init__(self, works: Sequence[Work]) -> None:
@@ -338,10 +333,6 @@ class JoinedWork(_WaitingWork):
     def is_completed(self) -> bool:
         """Whether all works are over."""
         return all(work.is_completed() for work in self._works)
-
-    def is_success(self) -> bool:
-        """Whether all works are over and none failed."""
-        return all(work.is_success() for work in self._works)
 
     def exception(self) -> Any:
         """The error of the first work that has failed, else None."""

@@ -81,10 +81,6 @@ class NcclWork(KeptWork):
         """Whether the GPU has completed the collective, or the group has failed."""
         return self._handle is None or self.exception() is not None or self._handle.done()
 
-    def is_success(self) -> bool:
-        """Whether the GPU has completed the collective and the group has not failed."""
-        return self.exception() is None and (self._handle is None or self._handle.done())
-
     def release(self) -> bool:
         """Drop the tensors if the GPU has completed the collective; return whether they were dropped."""
         if not super().release():

@@ -77,10 +77,6 @@ class StagedWork(KeptWork):
         """Whether the collective is over, successfully or not."""
         return self._over.is_set()
 
-    def is_success(self) -> bool:
-        """Whether the collective is over and did not fail."""
-        return self._over.is_set() and self._failure is None
-
     def exception(self) -> Exception | None:
         """The collective's error once it has failed, else None."""
         return self._failure

@@ -77,7 +77,12 @@ class AdasumRequest(ReductionRequest):
         rows = list(received.to(wide).mul_(self.description.prescale))
         while len(rows) > 1:
             pairs = list(zip(rows[::2], rows[1::2], strict=True))
-            products = torch.tensor([_products(a, b) for a, b in pairs], dtype=torch.float64, device="cpu")
+            wider = [(a.double(), b.double()) for a, b in pairs]
+            products = torch.tensor(
+                [(float(a @ b), float(a @ a), float(b @ b)) for a, b in wider],
+                dtype=torch.float64,
+                device="cpu",
+            )
             add_up(products)
             rows = [
                 a * _weight(dot, a_squared) + b * _weight(dot, b_squared)
@@ -85,11 +90,6 @@ class AdasumRequest(ReductionRequest):
             ]
         combined: torch.Tensor = rows[0].mul_(self.description.postscale)
         return combined.to(received.dtype)
-
-
-def _products(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float, float]:
-    a, b = a.double(), b.double()
-    return float(a @ b), float(a @ a), float(b @ b)
 
 
 def _weight(dot: float, squared_norm: float) -> float:

@@ -25,7 +25,7 @@ _SCHEMA, _ROW_GROUPS, _COLUMN_ORDERS = 2, 4, 7
 _ELEMENT_TYPE, _NUM_CHILDREN = 1, 5
 _COLUMNS, _META_DATA = 1, 3
 _TYPE, _TOTAL_UNCOMPRESSED_SIZE, _STATISTICS = 1, 6, 12
-_NULL_COUNT, _MAX_VALUE, _MIN_VALUE = 3, 5, 6
+_MAX, _MIN, _NULL_COUNT, _MAX_VALUE, _MIN_VALUE = 1, 2, 3, 5, 6
 
 # Types of Thrift's compact protocol. A boolean of a struct has no bytes of its own.
 _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
@@ -34,7 +34,7 @@ _Wanted: TypeAlias = "dict[int, tuple[int, _Wanted]]"
 """Types of the fields to read, by their numbers, and of structs and lists of structs the fields inside them."""
 _STATISTICS_FIELDS: _Wanted = {
     _NULL_COUNT: (_I64, {}),
-    **{number: (_BINARY, {}) for number in (_MAX_VALUE, _MIN_VALUE)},
+    **{number: (_BINARY, {}) for number in (_MAX, _MIN, _MAX_VALUE, _MIN_VALUE)},
 }
 _CHUNK_FIELDS: _Wanted = {
     _TYPE: (_I32, {}),
@@ -59,17 +59,20 @@ class ColumnChunk:
         num_bytes: size of the encoded values before compression.
         num_nulls: number of nulls.
         value_range: smallest and largest value as they are stored, in bytes.
+        signed_range: as ``value_range``, in the older form that is defined only for signed numbers.
     """
 
     num_bytes: int
     num_nulls: int | None
     value_range: tuple[bytes, bytes] | None
+    signed_range: tuple[bytes, bytes] | None
 
     def int_range(self, *, signed: bool) -> tuple[int, int] | None:
         """Return the smallest and largest value of a column of integers."""
-        if self.value_range is None or {len(value) for value in self.value_range} not in ({4}, {8}):
+        stored = self.value_range or (self.signed_range if signed else None)
+        if stored is None or {len(value) for value in stored} not in ({4}, {8}):
             return None
-        low, high = (int.from_bytes(value, "little", signed=signed) for value in self.value_range)
+        low, high = (int.from_bytes(value, "little", signed=signed) for value in stored)
         return low, high
 
 
@@ -134,10 +137,16 @@ def _chunk(fields: dict[int, Any], type_name: str, *, has_order: bool) -> Column
     if _TYPES[fields[_TYPE]] != type_name:
         raise ValueError(f"a chunk holds {_TYPES[fields[_TYPE]]}, and the schema says {type_name}")
     statistics = fields.get(_STATISTICS, {})
-    value_range = None
-    if has_order and _MIN_VALUE in statistics and _MAX_VALUE in statistics:  # undefined without an order
-        value_range = statistics[_MIN_VALUE], statistics[_MAX_VALUE]
-    return ColumnChunk(fields[_TOTAL_UNCOMPRESSED_SIZE], statistics.get(_NULL_COUNT), value_range)
+    return ColumnChunk(
+        fields[_TOTAL_UNCOMPRESSED_SIZE],
+        statistics.get(_NULL_COUNT),
+        _pair(statistics, _MIN_VALUE, _MAX_VALUE) if has_order else None,  # otherwise undefined
+        _pair(statistics, _MIN, _MAX),
+    )
+
+
+def _pair(fields: dict[int, Any], first: int, second: int) -> tuple[bytes, bytes] | None:
+    return (fields[first], fields[second]) if first in fields and second in fields else None
 
 
 def _read(data: bytes, at: int, kind: int, wanted: _Wanted) -> tuple[Any, int]:

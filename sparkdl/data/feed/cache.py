@@ -5,8 +5,8 @@ read again in every epoch; that is logged once. If the disk is full, the part of
 removed.
 
 Parsed footers are kept between the row groups of a file and between epochs. Parsing one takes 2 ms for 100 row groups
-of 28 columns, which is more than reading a small row group. A file that was written again has another version, so that
-it is read with its own footer.
+of 28 columns, which is more than reading a small row group. The bytes of a footer are compared before it is reused,
+so that a replaced file is read with its own footer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import CHECKING
 from sparkdl.data.dataset.blocks import num_bytes
-from sparkdl.data.files.changed_files import NO_TAG, version_of
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
@@ -168,6 +167,7 @@ def _on_disk(block: Block, folder: Path, row_group: int) -> Block:
     return mapped
 
 
+_TAIL_BYTES = 8  # four bytes with the length of the footer, and "PAR1"
 _MAX_BYTES = 32 << 20
 _READING: dict[str, Any] = {
     **CHECKING,
@@ -177,7 +177,7 @@ _READING: dict[str, Any] = {
 
 
 class FooterCache:
-    """Footers by path and version of the file; the least recently used ones are removed first.
+    """Footers by path; the least recently used ones are removed first.
 
     Args:
         max_bytes: upper bound of the bytes of the footers in the files; parsed footers take a few times as much.
@@ -186,7 +186,7 @@ class FooterCache:
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._footers: OrderedDict[tuple[str, str], pq.FileMetaData] = OrderedDict()
+        self._footers: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, path: str, source: Any) -> pq.ParquetFile:
@@ -199,20 +199,35 @@ class FooterCache:
         Raises:
             pyarrow.ArrowInvalid: if it is no Parquet file.
         """
-        version = version_of(source, path)
-        if version is None or version.endswith(NO_TAG):  # the file could be written again unnoticed
-            return pq.ParquetFile(source, **_READING)
-        key = path, version
+        raw = _raw_footer(source)
+        if raw is None:
+            return pq.ParquetFile(source)  # raises an error that says what is wrong with the file
         with self._lock:
-            if (footer := self._footers.get(key)) is not None:
-                self._footers.move_to_end(key)
-        file = pq.ParquetFile(source, metadata=footer, **_READING)
-        if footer is None:
-            with self._lock:
-                if key not in self._footers:
-                    self._footers[key] = file.metadata
-                    self._num_bytes += file.metadata.serialized_size
-                while self._num_bytes > self._max_bytes:
-                    _, forgotten = self._footers.popitem(last=False)
-                    self._num_bytes -= forgotten.serialized_size
+            kept = self._footers.get(path)
+            if kept is not None and kept[0] == raw:
+                self._footers.move_to_end(path)
+                return pq.ParquetFile(source, metadata=kept[1], **_READING)
+        file = pq.ParquetFile(source, **_READING)
+        with self._lock:
+            before = self._footers.pop(path, None)
+            self._footers[path] = (raw, file.metadata)
+            self._num_bytes += len(raw) - (len(before[0]) if before else 0)
+            while self._num_bytes > self._max_bytes:
+                _, (forgotten, _) = self._footers.popitem(last=False)
+                self._num_bytes -= len(forgotten)
         return file
+
+
+def _raw_footer(source: Any) -> bytes | None:
+    source.seek(0, 2)
+    size = source.tell()
+    if size < _TAIL_BYTES:
+        return None
+    source.seek(size - _TAIL_BYTES)
+    tail = source.read(_TAIL_BYTES)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != b"PAR1" or length > size - _TAIL_BYTES:
+        return None
+    source.seek(size - _TAIL_BYTES - length)
+    raw: bytes = source.read(length)
+    return raw

@@ -22,9 +22,6 @@ TAGS = (
 )
 """Names that fsspec's filesystems use for the version of a file, the most reliable first."""
 
-NO_TAG = "no tag"
-"""End of a version that is the size alone."""
-
 
 def version_of(file: Any, path: str) -> str | None:
     """Return the filesystem's version of an open file, which changes when the file is written again; None without one.
@@ -37,7 +34,7 @@ def version_of(file: Any, path: str) -> str | None:
     details = getattr(file, "details", None)
     if isinstance(details, dict):
         tags = (f"{name} {details[name]}" for name in TAGS if details.get(name))
-        return f"{details.get('size')} bytes, {next(tags, NO_TAG)}".replace('"', "")
+        return f"{details.get('size')} bytes, {next(tags, 'no tag')}".replace('"', "")
     try:
         try:
             status = os.fstat(file.fileno())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.checks import check_counts
@@ -192,6 +193,9 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
         check_counts(least=0, shuffling_queue_capacity=shuffling_queue_capacity or 0)
         if cache_type not in _CACHES:
             raise ParamError(f"cache_type must be 'memory', 'local-disk' or None, got {cache_type!r}.")
+        cache = _CACHES[cache_type]
+        if cache == "disk" and cache_location is not None and not Path(cache_location).is_dir():
+            raise ParamError(f"cache_location must be a folder that exists, got {cache_location!r}.")
         if shuffling_queue_capacity and not shuffle_row_groups:
             raise ParamError(
                 "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
@@ -210,7 +214,7 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
             shuffle_buffer_rows=1 if shuffling_queue_capacity == 0 else shuffling_queue_capacity,
             row_filter=predicate,
             transform=transform_spec,
-            cache=_CACHES[cache_type],
+            cache=cache,
             cache_folder=cache_location,
             **limit,
         )

@@ -147,7 +147,7 @@ def test_converter_has_size_and_files_and_can_be_sent_to_ranks(
         ({"cache_size_limit": 0}, "^cache_size_limit must be .* got 0"),
         (
             {"cache_location": "/nowhere", "cache_type": "local-disk"},
-            "cache_folder '/nowhere' cannot be written",
+            "^cache_location must be .* got '/nowhere'",
         ),
         ({"num_epochs": 0}, "num_epochs must be at least 1"),
         ({"cache_type": "redis"}, "cache_type must be 'memory', 'local-disk' or None, got 'redis'"),

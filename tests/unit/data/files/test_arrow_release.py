@@ -33,6 +33,7 @@ def test_only_mimalloc_releases_memory_and_only_after_enough_bytes(
     dataset = write_dataset([[100, 100], [100]])
     pool = Pool(allocator)
     monkeypatch.setattr(epoch_reader, "RELEASE_BYTES", 1600)
+    monkeypatch.setattr(epoch_reader.EpochReader, "_decoded_bytes", 0)
     monkeypatch.setattr(pa, "default_memory_pool", lambda: pool)
     with ParquetFeed(dataset, columns=["id"], batch_size=10, num_threads=1) as feed:
         for epoch, releases in enumerate(expected):  # of 800 bytes: after the second, fourth and sixth

@@ -63,8 +63,12 @@ _lock = threading.RLock()
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Context in which random numbers on CPU are those of a seed; only one thread at a time can be in it."""
-    with _lock, random_numbers_apart(torch.device("cpu"), seed):
+    """Context in which torch draws the random numbers of a seed on CPU; only one thread at a time can be in it.
+
+    The generators of Python and NumPy, from which other threads of the driver may draw, are left alone.
+    """
+    with _lock, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
         yield
 
 

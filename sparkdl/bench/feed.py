@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         RankError: if a contender failed, or did not read every row once.
     """
     check_common_arguments(arguments)
-    names = names_of(arguments.cases, CASES, "--cases")
+    names = names_of(arguments.cases, CASES, "--cases", least=1)
     against = names_of(arguments.against, OTHERS, "--against")
     require("feed", "torch", "feed")
     present, missing = split_missing({name: LIBRARIES[name] for name in ("sparkdl", *against)})

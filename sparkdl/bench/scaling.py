@@ -180,7 +180,7 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
     _check_place(arguments, counts[-1])
     check_common_arguments(arguments)
-    return counts, names_of(arguments.modes, MODES, "--modes")
+    return counts, names_of(arguments.modes, MODES, "--modes", least=1)
 
 
 def _check_place(arguments: argparse.Namespace, most_ranks: int) -> None:

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         ParamError: if an option has a value that cannot work, or a library is missing.
     """
     check_common_arguments(arguments, slots=1)
-    names = names_of(arguments.cases, CASES, "--cases")
+    names = names_of(arguments.cases, CASES, "--cases", least=1)
     require("transform", "spark", "torch")
     rows: list[dict[str, Any]] = []
     with (

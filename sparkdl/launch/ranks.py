@@ -33,9 +33,13 @@ def check_spec(spec: LaunchSpec, elastic: ElasticLimits | None = None) -> None:
     check_counts(least=0, gpus_per_rank=spec.gpus_per_rank)
     check_transport(spec.transport, spec.wire)
     check_timeout(spec.start_timeout_s, "start_timeout_s")
-    check_timeout(spec.limits.operation_timeout_s, "operation_timeout_s")
     if elastic is None:
         return
+    if not 1 <= elastic.least <= spec.num_ranks <= elastic.most:
+        raise ParamError(
+            f"An elastic launch begins with {spec.num_ranks} ranks, which have to be between its minimum, "
+            f"{elastic.least}, and its maximum, {elastic.most}; the minimum is at least 1."
+        )
     if any(number % elastic.group_size for number in (elastic.least, spec.num_ranks, elastic.most)):
         raise ParamError(
             f"An elastic launch has a minimum of {elastic.least}, begins with {spec.num_ranks}, and has a maximum of "

@@ -132,6 +132,7 @@ def run_on_ranks(
     check_cluster(
         session,
         num_ranks=num_ranks if elastic is None else elastic.least,
+        gpus_per_rank=gpus_per_rank,
         resources=resources,
         start_timeout_s=start_timeout_s,
         on_wait=on_wait,

@@ -40,6 +40,7 @@ def check_cluster(
     spark: SparkSession,
     *,
     num_ranks: int,
+    gpus_per_rank: int = 0,
     resources: ResourceProfile | None = None,
     start_timeout_s: float | None = None,
     on_wait: OnWait | None = None,
@@ -50,6 +51,7 @@ def check_cluster(
     Args:
         spark: classic or Connect session.
         num_ranks: number of tasks that have to run at once.
+        gpus_per_rank: number of GPUs that each rank sees.
         resources: resources of each task, if they differ from the application's default; None if they do not.
         start_timeout_s: seconds to wait for slots of executors that Spark has yet to start, such as replacements of
             lost ones; None leaves this wait to a later check and refuses only if there will never be enough slots.
@@ -57,7 +59,7 @@ def check_cluster(
         is_barrier: whether the tasks are one barrier stage; False for tasks that start and end by themselves.
 
     Raises:
-        ParamError: if ``resources`` requests executors.
+        ParamError: if ``resources`` requests executors, or fewer GPUs for a task than its rank is to have.
         SlotsMissingError: if the cluster cannot run that many tasks at once, even after the wait.
         LaunchError: if a local master has too few slots, executors are allocated dynamically, Spark leaves too little
             memory to Python processes (``spark.executor.pyspark.memory``), the session belongs to
@@ -78,7 +80,7 @@ def check_cluster(
         )
     check_memory(lambda name: setting(spark, name))
     if resources is not None:
-        _check_resources(spark, resources)
+        _check_resources(spark, resources, gpus_per_rank)
     if not is_dynamic:  # otherwise tasks that wait make Spark start executors
         _require_slots(spark, num_ranks, resources, start_timeout_s, on_wait)
 
@@ -331,7 +333,7 @@ def most_at_once(lives: Iterable[tuple[float, float | None, int]]) -> int:
     return most
 
 
-def _check_resources(spark: SparkSession, resources: ResourceProfile) -> None:
+def _check_resources(spark: SparkSession, resources: ResourceProfile, gpus_per_rank: int) -> None:
     if int(spark.version.split(".")[0]) < 4:
         raise LaunchError(
             f"A ResourceProfile for ranks needs Spark 4.0 or later, and this is Spark {spark.version}. Omit resources, "
@@ -347,6 +349,12 @@ def _check_resources(spark: SparkSession, resources: ResourceProfile) -> None:
         raise LaunchError(
             f"The master {setting(spark, 'spark.master')!r} is one machine, where Spark has no resource "
             "profiles. Omit resources there."
+        )
+    gpus = resources.taskResources.get("gpu")
+    if gpus is not None and gpus.amount < gpus_per_rank:
+        raise ParamError(
+            f"resources gives each task {gpus.amount:g} GPUs, and each rank is to have {gpus_per_rank}. "
+            f'Use TaskResourceRequests().resource("gpu", {gpus_per_rank}).'
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _SLOW = 1.25
 """Slowness from which a rank is shown in colour."""
+
+_WIDTH_OF_FILES = 200
+"""Characters of a line where the output is no terminal: no column is left out."""
 
 _DESCRIPTION = """\
 Shows the fits and runs of this user on this machine that have a monitor, as TorchEstimator(monitor=Monitor()) and
@@ -56,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         raise ParamError(
             f"sparkdl top needs rich, also in the extra monitor: {error}. Run pip install rich."
         ) from error
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
     snapshots = running_snapshots(options.pid)
     if not snapshots:
         which = "with a monitor" if options.pid is None else f"of process {options.pid}"

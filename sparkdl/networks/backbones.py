@@ -344,7 +344,7 @@ def _split(name: str) -> tuple[str, str]:
 def _library(module: str) -> Any:
     name = module.partition(".")[0]
     packages = "torchvision" if name == "torchvision" else f"torchvision {name}"  # timm imports torchvision
-    advice = f"Install it on driver and executors, in the version for their torch: pip install {packages}"
+    advice = f"Install it on driver and executors, in the version for their torch: pip install --upgrade {packages}"
     # A torchvision for another torch fails with RuntimeError.
     with errors_as(ParamError, f"The network is of {name}, which cannot be imported here", advice):
         return importlib.import_module(module)

@@ -198,8 +198,8 @@ def hosts_known_as(whose: str, *names: str) -> tuple[str, ...]:
     hosts = reachable_hosts(known)
     if not known:
         _warn_once(
-            f"{whose} is {names[0]!r}, which is not an address of this machine, so it listens on {', '.join(hosts)}. If"
-            f" other machines cannot reach that, say where they can in {LISTEN}."
+            f"{whose} is {names[0]!r}, which is not an address of this machine, so this process listens on "
+            f"{', '.join(hosts)}. If other machines cannot reach that, say where they can in {LISTEN}."
         )
     return hosts
 

@@ -156,6 +156,8 @@ class AuthenticatedListener(Closing):
                 else:
                     self._accept_from(key.data)
             self._drop_overdue()
+            if (due_at := self._refusals_due_at()) is not None and due_at <= time.monotonic():
+                self._log_refusals()
         for sock in self._sockets:
             sock.close()
         for stranger in [*self._strangers, *self._knocked]:
@@ -165,6 +167,8 @@ class AuthenticatedListener(Closing):
 
     def _time_to_next_s(self) -> float | None:
         times = [next(iter(strangers)).due_at for strangers in (self._strangers, self._knocked) if strangers]
+        if (due_at := self._refusals_due_at()) is not None:
+            times.append(due_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _accept_from(self, listening: socket.socket) -> None:
@@ -286,15 +290,20 @@ class AuthenticatedListener(Closing):
             self._refused_at = time.monotonic()
             logger.warning("Rejected a connection to %s: %s %s", self._where, peer_name(sock), reason)
             return
-        self._num_unlogged, self._last_refusal = self._num_unlogged + 1, reason
-        if time.monotonic() - self._refused_at >= _LOG_EVERY_S:
-            self._log_refusals()
+        self._num_unlogged += 1
+        self._last_refusal = f"{peer_name(sock)} {reason}"
+
+    def _refusals_due_at(self) -> float | None:
+        """When the number of refused connections is to be logged; None if all have been."""
+        return (
+            self._refused_at + _LOG_EVERY_S if self._refused_at is not None and self._num_unlogged else None
+        )
 
     def _log_refusals(self) -> None:
         if self._refused_at is not None and self._num_unlogged:
             now = time.monotonic()
             logger.warning(
-                "Rejected %d more connections to %s in %.0f s; the last of them %s",
+                "Rejected %d more connections to %s in %.0f s; the last of them: %s",
                 *(self._num_unlogged, self._where, now - self._refused_at, self._last_refusal),
             )
             self._num_unlogged, self._refused_at = 0, now

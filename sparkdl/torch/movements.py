@@ -74,11 +74,17 @@ class Movements(Submission):
     def _allgather_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
+        world_size = self.communicator.world_size
         handles: list[Handle] = []
         finishes: list[Finish] = []
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for output, tensor in zip(outputs, inputs, strict=True):
-            check_dtypes("allgather", tensor, output)
+            if output.numel() != tensor.numel() * world_size or output.dtype != tensor.dtype:
+                raise ParamError(
+                    f"allgather of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks needs "
+                    f"{tensor.numel() * world_size} such elements of output, got {tuple(output.shape)} "
+                    f"{output.dtype}."
+                )
             target = movable(output)
             sources, targets = groups.setdefault(target.dtype, ([], []))
             sources.append(movable(tensor))
@@ -106,8 +112,15 @@ class Movements(Submission):
         handles: list[Handle] = []
         finishes: list[Finish] = []
         for outputs, tensor in zip(output_lists, inputs, strict=True):
+            sizes = [output.numel() for output in outputs]
+            rank, world_size = self.communicator.rank, self.communicator.world_size
+            if len(sizes) != world_size or sizes[rank] != tensor.numel():
+                raise ParamError(
+                    f"allgather of {tensor.numel()} elements on rank {rank} of {world_size} does not fit "
+                    f"outputs of {sizes} elements."
+                )
             source = movable(tensor)
-            counts = [output.numel() * elements_per_element(tensor) for output in outputs]
+            counts = [size * elements_per_element(tensor) for size in sizes]
             target = source.new_empty(sum(counts))
             handles += self._call("allgather", opts, source, target, counts=counts)
             finishes += restoring_parts(target, outputs)

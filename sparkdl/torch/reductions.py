@@ -241,9 +241,14 @@ class Reductions(Submission):
     def _reduce_scatter_pairs(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> Any:
+        world_size = self.communicator.world_size
         for output, tensor in zip(outputs, inputs, strict=True):
-            check_dtypes("reduce_scatter", tensor, output)
-        counts = [[output.numel()] * self.communicator.world_size for output in outputs]
+            if tensor.numel() != output.numel() * world_size or output.dtype != tensor.dtype:
+                raise ParamError(
+                    f"reduce_scatter of {tuple(tensor.shape)} {tensor.dtype} over {world_size} ranks cannot "
+                    f"fill an output of {tuple(output.shape)} {output.dtype}: every rank gets one equal block."
+                )
+        counts = [[output.numel()] * world_size for output in outputs]
         return self._scatter_blocks(outputs, inputs, counts, opts)
 
     @recorded("reduce_scatter", 1)
@@ -258,7 +263,14 @@ class Reductions(Submission):
             check_dtypes("reduce_scatter", output, *inputs)
         if (other := self.accelerator_of(outputs[0])) is not None:
             return other.reduce_scatter(outputs, input_lists, opts)
+        rank, world_size = self.communicator.rank, self.communicator.world_size
         counts = [[tensor.numel() for tensor in inputs] for inputs in input_lists]
+        for output, of_ranks in zip(outputs, counts, strict=True):
+            if len(of_ranks) != world_size or of_ranks[rank] != output.numel():
+                raise ParamError(
+                    f"reduce_scatter of entries of {of_ranks} elements does not fit {world_size} ranks and an "
+                    f"output of {output.numel()} elements on rank {rank}."
+                )
         joined = [torch.cat([flatten(tensor) for tensor in inputs]) for inputs in input_lists]
         return self._scatter_blocks(outputs, joined, counts, opts)
 

@@ -318,7 +318,7 @@ def check_outputs_of_the_wrong_size_are_refused_before_anything_is_sent() -> Non
         lambda: group.allgather([[torch.empty(2)] * size], [torch.empty(3)]),
         lambda: group.reduce_scatter([torch.empty(2)], [[torch.empty(3)] * size]),
     ):
-        with pytest.raises(ParamError, match="must hold|elements"):
+        with pytest.raises(ParamError, match="elements|cannot fill an output"):
             call()
     with pytest.raises(ParamError, match=r"cannot reduce torch\.float8"):
         dist.all_reduce(torch.empty(3).to(torch.float8_e4m3fn))

@@ -288,7 +288,11 @@ def _list_process_sets(process_sets: Any) -> list[ProcessSet]:
     """
     if process_sets is None or (isinstance(process_sets, str) and process_sets.lower() == "dynamic"):
         return []
-    if isinstance(process_sets, (str, Mapping)) or not isinstance(process_sets, Iterable):
+    if isinstance(process_sets, str):
+        raise ParamError(
+            f"process_sets={process_sets!r} names no process sets; give a list of hvd.ProcessSet, or 'dynamic'."
+        )
+    if isinstance(process_sets, Mapping) or not isinstance(process_sets, Iterable):
         process_sets = [process_sets]
     for number, entry in enumerate(listed := list(process_sets)):
         if not isinstance(entry, ProcessSet):

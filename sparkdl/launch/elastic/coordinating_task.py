@@ -191,6 +191,7 @@ def _check(
         check_cluster(
             spark,
             num_ranks=limits.least + 1,
+            gpus_per_rank=spec.gpus_per_rank,
             resources=resources,
             start_timeout_s=spec.start_timeout_s,
         )

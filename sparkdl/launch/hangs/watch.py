@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sparkdl.collective import check_timeout
 from sparkdl.collective.telemetry.stalls import Wait
 from sparkdl.errors import ParamError
 from sparkdl.launch.wire.messages import HEARTBEAT_S
@@ -51,8 +52,9 @@ def hang_limits(
     """Make the limits; by default a rank hangs after a share of the operations' deadline.
 
     Raises:
-        ParamError: if a timeout is shorter than :data:`MIN_HANG_TIMEOUT_S`.
+        ParamError: if a timeout is shorter than :data:`MIN_HANG_TIMEOUT_S`, or that of operations is not positive.
     """
+    check_timeout(operation_timeout_s, "operation_timeout_s")
     timeouts = {
         "hang_timeout_s (hangTimeoutSeconds of a fit)": hang_timeout_s,
         "silence_timeout_s": silence_timeout_s,

@@ -32,4 +32,4 @@ def test_driver_listens_on_the_address_of_sparks_driver(caplog: pytest.LogCaptur
         spark_master=master, spark_driver_host="198.51.100.8", spark_driver_bindAddress="0.0.0.0"
     )
     assert driver_hosts(unknown) == reachable_hosts()
-    assert "spark.driver.host='198.51.100.8' is not an address of this machine" in caplog.text
+    assert "spark.driver.host is '198.51.100.8', which is not an address of this machine" in caplog.text

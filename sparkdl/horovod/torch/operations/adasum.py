@@ -77,7 +77,7 @@ class AdasumRequest(ReductionRequest):
         rows = list(received.to(wide).mul_(self.description.prescale))
         while len(rows) > 1:
             pairs = list(zip(rows[::2], rows[1::2], strict=True))
-            wider = [(a.double(), b.double()) for a, b in pairs]
+            wider = ((a.double(), b.double()) for a, b in pairs)
             products = torch.tensor(
                 [(float(a @ b), float(a @ a), float(b @ b)) for a, b in wider],
                 dtype=torch.float64,

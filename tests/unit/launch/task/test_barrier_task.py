@@ -45,5 +45,5 @@ def test_coordinator_behind_a_foreign_spark_address_logs_where_it_listens(
     hosts = spark_task(context_of(0, ["198.51.100.7:1", "198.51.100.8:1"])).hosts
     chosen = hosts_for_tasks(hosts)
     assert chosen == reachable_hosts()
-    assert f"so it listens on {', '.join(chosen)}" in caplog.text
+    assert f"so this process listens on {', '.join(chosen)}" in caplog.text
     assert "SPARKDL_LISTEN" in caplog.text

@@ -161,7 +161,7 @@ def _class_in(folder: Path, expected: type[S]) -> type[S]:
     module, _, name = _any_metadata(folder, expected)["class"].rpartition(".")
     try:
         kind = getattr(import_module(module), name)
-    except (ImportError, AttributeError):  # read_metadata names the class
+    except Exception:  # whatever the module raises; read_metadata names the class
         return expected
     return kind if isinstance(kind, type) and issubclass(kind, expected) else expected
 

@@ -23,7 +23,7 @@ from sparkdl.data.dataset.row_choice import spread_rows
 from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import check_frame
 from sparkdl.data.spark.input_files import input_files, table_of
-from sparkdl.errors import LaunchError, ParamError
+from sparkdl.errors import LaunchError, ParamError, ParamTypeError
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
     find_finished,
@@ -410,8 +410,13 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
     """Return a checked copy of an estimator for each Param map; several copies get separate folders of checkpoints.
 
     Raises:
+        ParamTypeError: if ``maps`` is no list of Param maps.
         ParamError: if a map cannot work; the message says which map, and why.
     """
+    if not isinstance(maps, list | tuple) or not all(isinstance(param_map, dict) for param_map in maps):
+        raise ParamTypeError(
+            f"fitMultiple takes a list of Param maps, got {type(maps).__name__}. Write [{{estimator.epochs: 3}}]."
+        )
     copies = []
     for index, param_map in enumerate(maps):
         try:

@@ -167,8 +167,14 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
 
     Raises:
         ParamError: if there are not as many losses or weights as label columns.
+        DataError: if labels are arrays that differ in length.
     """
     names = params._label_names()
+    for name in names:
+        if dataset.column(name).kind == "ragged":
+            raise DataError(
+                f"Column {name!r} holds arrays that differ in length, which cannot be labels. Bring them to one length."
+            )
     labels = [LabelColumn(name=name, shape=dataset.column(name).shape) for name in names]
     if params.getTrainStep() is not None:
         return tuple(Head(label=label, loss=None) for label in labels)

@@ -72,7 +72,8 @@ def check_column_types(params: _TorchEstimatorParams, dataset: DataFrame) -> Non
         DataError: if columns cannot be used; the message names all of them.
     """
     schema = with_doubles(dataset, rows_needed(params).doubles).schema
-    fields = [field for field in schema if field.name in column_names(params)]
+    names = frozenset(column_names(params))
+    fields = [field for field in schema if field.name in names]
     is_free = params._caller._learns or params.getPrepareFeatures() is not None
     numbers = {params._weight_column(), *([] if is_free else params.getFeaturesCols())}
     faults = type_faults(fields) | type_faults(

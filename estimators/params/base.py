@@ -10,7 +10,7 @@ import inspect
 import re
 import reprlib
 from abc import ABCMeta
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -117,6 +117,7 @@ class CheckedParams(Params, metaclass=_ShortHelp):
         Raises:
             ParamTypeError: if there is no Param of that name, or the Param does not accept values of that type.
         """
+        self._check_names(params)
         return self._set(**{name: value for name, value in params.items() if value is not None})
 
     def explainParam(self, param: str | Param[Any]) -> str:
@@ -130,10 +131,14 @@ class CheckedParams(Params, metaclass=_ShortHelp):
         self._shouldOwn(param)
         self._set(**{param.name: value})
 
-    def _set(self: P, **params: Any) -> P:
-        for name, raw in params.items():
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
             if not self.hasParam(name):
                 raise ParamTypeError(_unknown(type(self), name, [param.name for param in self.params]))
+
+    def _set(self: P, **params: Any) -> P:
+        self._check_names(params)
+        for name, raw in params.items():
             param = self.getParam(name)
             if raw is None:
                 self.clear(param)

@@ -264,6 +264,16 @@ def with_arguments(made: T) -> T:
         )
         for entry in entries
     ]
+    # Notebooks complete the arguments that this names.
+    constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
+    signature = inspect.signature(constructor)
+    named = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    others = [
+        inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for entry in entries
+        if entry.name not in arguments
+    ]
+    constructor.__signature__ = signature.replace(parameters=[*named, *others])
     made.__doc__ = "\n".join([f"{inspect.getdoc(made)}\n\n{_ABOUT_PARAMS}\n\nArgs:", *lines, ""])
     return made
 

@@ -145,7 +145,7 @@ def send_kept_runs(store: Store, tracking_uri: str | None = None) -> list[SentRu
             if sent[-1].error is None:
                 there.filesystem.rm(f"{there.path}/{name}", recursive=True)
         there.filesystem.invalidate_cache()
-        if sent and not there.filesystem.ls(there.path, detail=False):
+        if there.filesystem.exists(there.path) and not there.filesystem.ls(there.path, detail=False):
             there.filesystem.rm(there.path, recursive=True)
     return sent
 

@@ -253,24 +253,28 @@ def check_registration(name: str | None, alias: str | None) -> None:
         )
 
 
-def register(client: MlflowClient, model_uri: str, registration: Registration) -> str:
+def register(
+    client: MlflowClient, model_uri: str, registration: Registration, *, identity: str | None = None
+) -> str:
     """Register a logged model, unless it is already registered, and return its version.
 
-    An alias that points to a newer version is not moved.
+    An alias that points to a newer version is not moved. ``identity`` tells the model from others that were logged
+    under the same URI; the URI is enough when None.
 
     Raises:
         mlflow.exceptions.MlflowException: if the server refuses the registration.
     """
     import mlflow
 
-    version = _version_of(client, model_uri, registration.name)
+    identity = identity or model_uri
+    version = _version_of(client, identity, registration.name)
     if version is None:
         with reporting_to(client.tracking_uri):
             made = mlflow.register_model(
                 model_uri,
                 registration.name,
                 await_registration_for=registration.await_s,
-                tags={MODEL_TAG: model_uri},
+                tags={MODEL_TAG: identity},
             )
         version = str(made.version)
     if registration.alias is not None:
@@ -278,11 +282,11 @@ def register(client: MlflowClient, model_uri: str, registration: Registration) -
     return version
 
 
-def _version_of(client: MlflowClient, model_uri: str, name: str) -> str | None:
+def _version_of(client: MlflowClient, identity: str, name: str) -> str | None:
     quote = '"' if "'" in name else "'"
     versions = client.search_model_versions(f"name = {quote}{name}{quote}")
     return next(
-        (str(version.version) for version in versions if version.tags.get(MODEL_TAG) == model_uri), None
+        (str(version.version) for version in versions if version.tags.get(MODEL_TAG) == identity), None
     )
 
 

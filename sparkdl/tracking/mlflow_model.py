@@ -151,7 +151,9 @@ def log_flavor(
             uri = _log_folder(client, folder, name=name, run_id=run_id, values=values_of(spec))
             info = mlflow.models.get_model_info(uri)
     if registration is not None:
-        info.registered_model_version = register(client, info.model_uri, registration)
+        # In a run of MLflow 2, models of one name have one URI.
+        identity = f"{info.model_uri}#{info.model_uuid}" if is_mlflow_2() else None
+        info.registered_model_version = register(client, info.model_uri, registration, identity=identity)
     return info
 
 

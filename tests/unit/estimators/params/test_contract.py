@@ -17,8 +17,7 @@ from torch import nn
 
 from sparkdl.data import Store
 from sparkdl.errors import DataError, ParamError, ParamTypeError, SavedModelError
-from sparkdl.estimators import Callback, TorchEstimator, TorchModel
-from sparkdl.estimators.params import estimator as params_of_estimators
+from sparkdl.estimators import Callback, TorchClassifier, TorchEstimator, TorchModel
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.torch_estimator import FittingEstimator
 from sparkdl.monitor import Monitor
@@ -148,9 +147,8 @@ def test_explain_params_contains_name_doc_default_and_value_of_each_param(instan
 
 
 def test_the_constructor_takes_every_param_by_keyword_only(estimator):
-    arguments = dict(inspect.signature(type(estimator)).parameters)
-    others = getattr(params_of_estimators, re.findall(r"\w+", arguments.pop("params").annotation)[1])
-    assert {*arguments, *others.__annotations__} == {param.name for param in estimator.params}
+    arguments = inspect.signature(type(estimator)).parameters
+    assert set(arguments) == {param.name for param in estimator.params}
     assert {argument.kind for argument in arguments.values()} == {inspect.Parameter.KEYWORD_ONLY}
     values = {param.name: other_value(estimator, param) for param in estimator.params}
     made = type(estimator)(**values)
@@ -308,10 +306,11 @@ def test_subclass_of_the_user_is_kept_by_copy_save_and_load(tmp_path):
     derived = Derived(model=nn.Linear(2, 1)).setLearningAim(4)
     assert isinstance(derived.copy(), Derived)
     derived.save(str(tmp_path / "saved"))
-    loaded = Derived.load(str(tmp_path / "saved"))
-    assert (type(loaded), loaded.getEpochs()) == (Derived, 4)
-    with pytest.raises(SavedModelError, match="holds a .*Derived, not a .*TorchEstimator"):
-        TorchEstimator.load(str(tmp_path / "saved"))
+    for asked_for in (Derived, TorchEstimator):
+        loaded = asked_for.load(str(tmp_path / "saved"))
+        assert (type(loaded), loaded.getEpochs()) == (Derived, 4)
+    with pytest.raises(SavedModelError, match="holds a .*Derived, not a .*TorchClassifier"):
+        TorchClassifier.load(str(tmp_path / "saved"))
 
 
 CONTEXT = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
@@ -341,6 +340,17 @@ def test_a_param_map_that_cannot_work_is_named_before_anything_starts(estimator,
     for fit in (estimator.fit, estimator.fitMultiple):
         with pytest.raises(ParamError, match=f"In the Param map with index 1: .*{message}"):
             fit(FRAME, [{estimator.epochs: 2}, bad])
+
+
+def test_fit_multiple_refuses_anything_but_a_list_of_param_maps(estimator):
+    for maps in ({estimator.epochs: 2}, "epochs", [3]):
+        with pytest.raises(ParamTypeError, match="fitMultiple takes a list of Param maps"):
+            estimator.fitMultiple(FRAME, maps)
+
+
+def test_a_misspelt_argument_is_refused_even_without_a_value(estimator):
+    with pytest.raises(ParamTypeError, match="has no Param 'checkpoint_dir'. Did you mean 'checkpointDir'"):
+        type(estimator)(checkpoint_dir=None)
 
 
 def test_empty_list_of_param_maps_gives_no_models(estimator):

@@ -113,7 +113,7 @@ class Parallelism:
         for name, choices in (
             ("sharding_stage", SHARDING_STAGES),
             ("attention", ATTENTION_METHODS),
-            ("schedule", SCHEDULES),
+            ("schedule", tuple(SCHEDULES)),
         ):
             self._check(name, " or ".join(map(repr, choices)), getattr(self, name) in choices)
         for name in ("sequence", "recompute", "offload"):
@@ -208,9 +208,13 @@ class Parallelism:
                 can live and end together.
 
         Raises:
-            ParamError: if the sizes do not fit the number of ranks.
-            ValueError: by torch, if torch.distributed is not initialized.
+            ParamError: if the sizes do not fit the number of ranks, or torch.distributed is not initialized.
         """
+        if not dist.is_initialized():
+            raise ParamError(
+                "Parallelism.lay_out needs torch.distributed: call sparkdl.torch.init_process_group() or "
+                "torch.distributed.init_process_group() first."
+            )
         sizes = self.resolve(dist.get_world_size())
         forget_meshes(device_type)
         world = dist.group.WORLD

@@ -288,6 +288,16 @@ def save_weights(
             weight_map = {name: file for part in parts for name, file in part["weight_map"].items()}
             index = {"metadata": metadata, "weight_map": weight_map}
             with store_errors(what):
+                location.filesystem.invalidate_cache()
+                for name, entry in files.items():
+                    path = f"{location.path}/{name}"
+                    num_bytes = location.filesystem.size(path) if location.filesystem.exists(path) else None
+                    if num_bytes != entry["bytes"]:
+                        raise StoreError(
+                            f"{what}: a rank wrote {entry['bytes']} bytes of {name}, and rank 0 finds "
+                            f"{'no such file' if num_bytes is None else num_bytes}. Choose a folder that all ranks "
+                            "share."
+                        )
                 location.write_whole(INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
 
     call_on_all_ranks(write_index, all_ranks)
@@ -357,11 +367,10 @@ class _Writer:
         if not self._kept:
             return
         name = self._file(len(self._names) - 1)
-        with (
-            store_errors(self._what),
-            self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file,
-        ):
-            self._files[name] = write_weights(self._kept, file)
+        with store_errors(self._what):
+            self._location.make_folder()  # on another host, too, so that rank 0 finds out that it has another folder
+            with self._location.filesystem.open(f"{self._location.path}/{name}", "wb") as file:
+                self._files[name] = write_weights(self._kept, file)
         self._kept = {}
 
 

@@ -333,8 +333,7 @@ class Objective:
         """
         spec, device = self._spec, self._device
         tensors = spec.inputs.tensors(batch, device)
-        labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
-        tensors |= labels
+        tensors |= {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
         if spec.weight is not None:
             tensors[spec.weight] = to_tensor(batch[spec.weight], torch.float32, device)
         is_step = any(isinstance(part, StepModule) for part in (module, getattr(module, "module", None)))
@@ -349,6 +348,8 @@ class Objective:
                 f"and the outputs; it returned {kind}."
             )
         term = LossTerm(mean=loss.reshape(()), weight=float(self.num_rows(batch)))
+        # Anew: the step may have changed its own in place.
+        labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
         return Evaluation(outputs, next(iter(labels.values())) if len(labels) == 1 else labels, term)
 
     def compare(self, returned: Any, batch: Batch) -> Evaluation:

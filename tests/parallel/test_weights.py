@@ -215,6 +215,13 @@ def check_an_interrupted_save_leaves_no_index_of_earlier_weights() -> None:
         weights.saved_files(folder)
 
 
+def check_a_folder_that_the_ranks_do_not_share_is_refused() -> None:
+    layout, stages = on_ranks(untied, LAYOUTS["tp x pp"])
+    draw_weights(stages, seed=7)
+    with pytest.raises(StoreError, match="a folder that all ranks share"):
+        save_weights(stages, tempfile.mkdtemp(), layout)
+
+
 def check_weights_of_another_model_are_refused_before_anything_is_changed() -> None:
     folder = shared_folder()
     layout, stages = on_ranks(untied, LAYOUTS["plain"])

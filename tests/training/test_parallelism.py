@@ -239,8 +239,7 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts)
         assert_same_weights(outcome.weights, other.weights, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow  # tests/parallel/test_checkpoint.py loads every layout from every other one daily
-@pytest.mark.parametrize("all_pairs", [False, True])
+@pytest.mark.parametrize("all_pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
     """Resumes in the middle of an epoch; the optimizer, the metrics and the best weights so far are restored, too.
 

@@ -192,7 +192,7 @@ class Pipeline:
         for verification in self._verifications_of_rows:
             verification.check_rows(args, [target], [kwargs[name] for name in sorted(kwargs)])
         losses: list[Tensor] | None = [] if self._has_last else None
-        refusal = None
+        refusal = trial = None
         try:
             with self._tied.summed():
                 if not self._is_tried:
@@ -211,6 +211,9 @@ class Pipeline:
             if not isinstance(error.__cause__, ParamError):
                 raise
             refusal = error.__cause__
+        finally:
+            if trial is not None:
+                trial.undo()  # if it failed before the first microbatch
         if refusal is not None:
             raise refusal
         for verification in self._verifications:

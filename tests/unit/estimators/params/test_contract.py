@@ -349,7 +349,7 @@ def test_fit_multiple_refuses_anything_but_a_list_of_param_maps(estimator):
 
 
 def test_a_misspelt_argument_is_refused_even_without_a_value(estimator):
-    with pytest.raises(ParamTypeError, match="has no Param 'checkpoint_dir'. Did you mean 'checkpointDir'"):
+    with pytest.raises(ParamTypeError, match="has no Param 'checkpoint_dir'. Did you mean checkpointDir"):
         type(estimator)(checkpoint_dir=None)
 
 

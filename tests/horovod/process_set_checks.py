@@ -360,7 +360,7 @@ def check_what_is_wrong_with_the_process_sets_of_one_rank_is_told_to_all_of_them
         ([hvd.ProcessSet([])], r"cannot have ranks \[\]: there must be at least one \(rank 1\)"),
         ([good[0], [1, 2]], r"entry number 1 is a list instead of a hvd.ProcessSet: \[1, 2\] \(rank 1\)"),
         (7, r"entry number 0 is a int instead of a hvd.ProcessSet: 7 \(rank 1\)"),
-        ("static", r"process_sets='static' names no process sets; .*'dynamic'\. \(rank 1\)"),
+        ("static", r"process_sets='static' names no process sets; .*'dynamic' \(rank 1\)"),
         (good[:1], r"different process_sets: ranks 0, 2: \[\[0\], \[1, 2\]\]; rank 1: \[\[0\]\]\. Give all"),
         (good[::-1], r"ranks 0, 2: \[\[0\], \[1, 2\]\]; rank 1: \[\[1, 2\], \[0\]\]\. .* in the same order"),
     ):

@@ -250,7 +250,9 @@ def _check_range(
 def with_arguments(made: T) -> T:
     """Add an ``Args:`` section with all Params to the documentation of an estimator, from the table."""
     defaults = default_values(made)
-    arguments = list(inspect.signature(made.__init__).parameters)  # type: ignore[misc]  # of a class, not of an instance
+    constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
+    signature = inspect.signature(constructor)
+    arguments = list(signature.parameters)
     entries = sorted(
         entries_of(made),
         key=lambda entry: arguments.index(entry.name) if entry.name in arguments else len(arguments),
@@ -265,8 +267,6 @@ def with_arguments(made: T) -> T:
         for entry in entries
     ]
     # Notebooks complete the arguments that this names.
-    constructor: Any = made.__init__  # type: ignore[misc]  # of a class, not of an instance
-    signature = inspect.signature(constructor)
     named = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
     others = [
         inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=None)

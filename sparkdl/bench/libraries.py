@@ -128,7 +128,7 @@ LIBRARIES: dict[str, Library] = {
 def names_of(
     text: str, known: Collection[str], option: str, *, separator: str = ",", least: int = 0
 ) -> list[str]:
-    """Return the names in a list, of which there are at least ``least``.
+    """Return the names in a list of at least ``least`` names.
 
     Raises:
         ParamError: if a name is unknown, or there are fewer.

@@ -16,7 +16,7 @@ from sparkdl.bench.contenders.parallel import ALONE, KINDS, MICROBATCHES, MODELS
 from sparkdl.bench.contest import Case, Measurements, hold, rows_of
 from sparkdl.bench.libraries import names_of, require
 from sparkdl.bench.options import add_common_arguments, check_common_arguments
-from sparkdl.bench.report import MEASURED, Columns, Row, show
+from sparkdl.bench.report import MEASURED, Columns, Row, plot_steps, show
 from sparkdl.errors import CommunicatorError, ParamError
 
 CONTENDERS = {
@@ -40,7 +40,7 @@ _LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, "ranks", "seconds", "json", seconds=10.0)
+    add_common_arguments(parser, "ranks", "seconds", "json", "plot", seconds=10.0)
     parser.add_argument(
         "--models",
         default="23M",
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             num_rounds=3,
         )
     rows = make_rows(cases, measured, arguments.ranks)
-    show("parallel", rows, COLUMNS, arguments, legend=_LEGEND, missing={})
+    show("parallel", rows, COLUMNS, arguments, legend=_LEGEND, missing={}, plot=plot_steps)
     return 0
 
 

@@ -243,6 +243,27 @@ def plot_bandwidth(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path)
 
 
+def plot_steps(rows: Sequence[Row], path: Path) -> None:
+    """Draw the time of a step as bars, one plot per case; the suffix of the file sets the format."""
+    from matplotlib.figure import Figure
+
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    most = max(sum(row["case"] == case for row in rows) for case in cases)
+    figure = Figure(figsize=(5.5 * len(cases), max(4.0, 1.5 + 0.3 * most)), layout="constrained")
+    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
+        seconds = {row["contender"]: row["median_s"] for row in rows if row["case"] == case}
+        bars = axes.barh(list(seconds), list(seconds.values()))
+        axes.bar_label(bars, list(map(format_time, seconds.values())), padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.2)
+        axes.locator_params(axis="x", nbins=5)
+        axes.xaxis.set_major_formatter(lambda value, _: format_time(value) if value else "0")
+        axes.set_xlabel("median time of one step (less is better)")
+        axes.set_title(case)
+    figure.suptitle(f"one training step on {rows[0]['ranks']} ranks of one machine")
+    figure.savefig(path)
+
+
 def plot_scaling(rows: Sequence[Row], path: Path) -> None:
     """Draw the speed-up over the number of ranks, one plot per case; the suffix of the file sets the format."""
     from matplotlib.figure import Figure

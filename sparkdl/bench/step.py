@@ -14,7 +14,7 @@ from sparkdl.bench.contenders.step import MODELS
 from sparkdl.bench.contest import Case, Measurements, hold, rows_of
 from sparkdl.bench.libraries import names_of, require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, check_gpus
-from sparkdl.bench.report import MEASURED, Columns, multiples_of, show
+from sparkdl.bench.report import MEASURED, Columns, multiples_of, plot_steps, show
 
 CONTENDERS = {
     "alone": "torch",
@@ -50,7 +50,7 @@ _LEGENDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
-    add_common_arguments(parser, "ranks", "seconds", "device", "json", seconds=5.0)
+    add_common_arguments(parser, "ranks", "seconds", "device", "json", "plot", seconds=5.0)
     parser.add_argument(
         "--models",
         default=",".join(MODELS),
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     rows = make_rows(cases, measured, arguments.ranks)
     legend = _LEGENDS[arguments.device]
-    show("step", rows, COLUMNS, arguments, legend=legend, missing=missing)
+    show("step", rows, COLUMNS, arguments, legend=legend, missing=missing, plot=plot_steps)
     return 0
 
 

@@ -70,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure", action="store_true", help="measure layers and links on this machine first"
     )
     parser.add_argument(
+        "--published",
+        action="store_true",
+        help="print published runs, and what the planner says about them",
+    )
+    parser.add_argument(
         "--validate",
         action="store_true",
         help="train decoders in many layouts on this machine, and print what the planner says about each",
@@ -95,11 +100,24 @@ def run(options: argparse.Namespace) -> int:
         ParamError: if an option cannot work, or the model fits nowhere.
     """
     check_common_arguments(options, top=1)
+    if options.published and options.model is not None:
+        raise ParamError(
+            f"--published compares the planner with published runs, and {options.model} is a model to plan. Leave one "
+            "of them out."
+        )
     if options.measure and options.device not in (None, "cpu"):
         raise ParamError(
             f"--measure measures the device of this machine, and --device names {options.device}. Leave one of them "
             "out."
         )
+    if options.published:
+        from sparkdl.planner.published import compare
+        from sparkdl.planner.report import print_published
+
+        rows = compare()
+        print_published(rows)
+        _write(options, rows)
+        return 0
     if options.megabits is not None and not options.validate:
         raise ParamError("--megabits makes hosts for --validate, and sparkdl plan without it starts nothing.")
     if options.validate:
@@ -119,9 +137,9 @@ def run(options: argparse.Namespace) -> int:
         if options.plot is not None:
             report.plot_plan(plans[0], options.plot, most=options.top)
         return 0
-    report.print_scaling(plans, is_weak=options.weak)
     for refusal in refusals:
         print(refusal)
+    report.print_scaling(plans, is_weak=options.weak)
     _write(options, report.scaling_rows(plans))
     if options.plot is not None:
         report.plot_scaling(plans, options.plot, is_weak=options.weak)

@@ -146,6 +146,21 @@ def scaling_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return rows
 
 
+def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print published runs, and what the planner says about each."""
+    table = _table("Published runs", ("source", "run", "measured", "planner", "unit, of a device", "error"))
+    for row in rows:
+        table.add_row(
+            row["source"],
+            row["run"],
+            f"{row['measured']:.4g}",
+            f"{row['predicted']:.4g}",
+            row["unit"],
+            f"{row['error']:+.0%}",
+        )
+    _print(table)
+
+
 def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print measured steps, and what the planner says about their time and memory."""
     columns = (

@@ -332,7 +332,7 @@ class EpochMetrics:
         """Continue from states that :meth:`state_dict` returned on one or more ranks; other metrics start empty."""
         for name, sums in self._sums.items():
             for earlier in (state["sums"][name] for state in states if name in state["sums"]):
-                sums += earlier.to(sums)  # noqa: PLW2901 - in place
+                sums.add_(earlier.to(sums))
         for name, metric in self._states.items():
             metric.take([of_rank for state in states for of_rank in state["states"].get(name, ())])
 

@@ -69,7 +69,7 @@ LAYERS = {
     "runner": "horovod_runner, runner, on_rank, rank_logging | script",
     "jobs": "command, schema, predict, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
-    "planner": "command, report | comparison, measure | on_ranks, layouts, counting | cost, memory, "
+    "planner": "command, report | published | comparison, measure | on_ranks, layouts, counting | cost, memory, "
     "cluster | shape",
     "cli": "demo, __main__ | local_session | run, elastic_run",
     "bench": "allreduce | feed | fit | launch | link | parallel | scaling | step | transform, contest, rank_group, "

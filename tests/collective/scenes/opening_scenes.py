@@ -47,7 +47,8 @@ class WatchedRendezvous(RendezvousClient):
     ) -> RendezvousClient:
         watched: Any = copy(rendezvous)
         watched.__class__, watched.purpose, watched.show = cls, purpose, show
-        return watched  # type: ignore[no-any-return]
+        client: RendezvousClient = watched
+        return client
 
     def exchange(self, key: str, **arguments: Any) -> list[bytes] | frozenset[int]:
         values = super().exchange(key, **arguments)

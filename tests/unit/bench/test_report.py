@@ -23,6 +23,7 @@ from sparkdl.bench.report import (
     parse_size,
     percentile,
     plot_bandwidth,
+    plot_steps,
     show,
 )
 from sparkdl.collective.telemetry.report import format_columns
@@ -139,6 +140,8 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
     plot_bandwidth(allreduce.make_rows(CASES, MEASURED, 2), path)
     assert "native" in path.read_text()
+    plot_steps(step.make_rows([STEP], steps(alone=[0.1], DataParallel=[0.125]), 2), path)
+    assert "DataParallel" in path.read_text()
 
 
 def test_queued_tensors_are_a_case_of_their_own() -> None:

@@ -62,18 +62,19 @@ def test_a_fit_is_shown_with_its_progress_and_its_ranks(
 
 
 def test_slow_ranks_are_shown_in_colour() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=160)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, color_system="standard", width=160)
     console.print(as_tables([SNAPSHOT], 160))
-    *_, first, second = console.file.getvalue().rstrip().splitlines()  # type: ignore[attr-defined]
+    *_, first, second = output.getvalue().rstrip().splitlines()
     assert "\x1b[33m" not in first
     assert "\x1b[33m" in second
 
 
 def test_columns_of_tokens_and_gpus_come_with_their_values() -> None:
-    console = Console(file=io.StringIO(), width=200)
+    output = io.StringIO()
     ranks = figures_of({0: sample(0, tokens=2000, gpu_load=0.5, gpu_memory_bytes=7e9)})
-    console.print(as_tables([replace(SNAPSHOT, ranks=ranks)], 200))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    Console(file=output, width=200).print(as_tables([replace(SNAPSHOT, ranks=ranks)], 200))
+    text = output.getvalue()
     assert "1,000 tokens/s" in text
     assert "GPU memory" in text
     assert "7 GB" in text
@@ -81,9 +82,10 @@ def test_columns_of_tokens_and_gpus_come_with_their_values() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"tokens": 2000, "gpu_load": 0.5, "gpu_memory_bytes": 7e9}])
 def test_tables_fit_into_a_narrow_terminal(more: dict[str, float]) -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(as_tables([replace(SNAPSHOT, ranks=figures_of({0: sample(0, **more)}))], 80))
-    header, _ = console.file.getvalue().splitlines()[-2:]  # type: ignore[attr-defined]
+    output = io.StringIO()
+    ranks = figures_of({0: sample(0, **more)})
+    Console(file=output, width=80).print(as_tables([replace(SNAPSHOT, ranks=ranks)], 80))
+    header, _ = output.getvalue().splitlines()[-2:]
     assert len(header) <= 80
     assert {"rank", "host", "rows/s", "compute", "communicate", "read"} <= set(header.split())
 

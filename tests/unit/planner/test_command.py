@@ -78,6 +78,13 @@ def test_of_several_numbers_of_hosts_those_too_few_say_what_would_do(
     )
 
 
+def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--published"]) == 0
+    printed = capsys.readouterr().out
+    assert "462B, tensor 8, pipeline 16" in printed
+    assert "torchtitan" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +106,7 @@ def test_of_several_numbers_of_hosts_those_too_few_say_what_would_do(
             ["llama-1b", "--batch", "8", "--device", "cpu", "--measure", "--devices-per-host", "1000"],
             "runs 1000 ranks at once",
         ),
+        (["llama-1b", "--published"], "llama-1b is a model to plan. Leave one"),
         (["llama-1b", "--batch", "8", "--plot", "plan.foo"], "its name must end in .png"),
         (["llama-1b", "--batch", "9", "--weak", "--hosts", "2,3"], "which is no whole number"),
         (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),

@@ -17,8 +17,8 @@ from sparkdl.planner import MODELS, DecoderShape, Plan, count, make_cluster, pla
 from sparkdl.planner.cluster import GIB, USABLE, known_gpu
 from sparkdl.planner.layouts import MOST_HOSTS, advice, smallest_number
 from sparkdl.planner.memory import memory_of
+from sparkdl.planner.published import compare
 from sparkdl.planner.shape import RECIPES
-from tests.unit.planner.published import compare
 
 HOST = make_cluster("h100")
 SIZES = DecoderSizes(vocabulary=4096, width=1024, layers=12, heads=16, key_heads=4)

@@ -1,4 +1,4 @@
-"""Published training runs, and what the planner says about each: ``python -m tests.unit.planner.published`` prints it.
+"""Published training runs, and what the planner says about each: ``sparkdl plan --published``.
 
 Sources: Megatron-LM's README (Megatron-Core 0.8, images/model_table.png); torchtitan's docs/performance.md (2024), and
 llama3_h100_202412_torchtitan.md and asyncTP_llama3_h100_2025-06_torchtitan.md in its benchmarks/.
@@ -219,9 +219,3 @@ def compare() -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-if __name__ == "__main__":
-    for row in compare():
-        line = "| {source} | {run} | {measured:.4g} | {predicted:.0f} | {unit} | {error:+.0%} |"
-        print(line.format(**row))

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from sparkdl.gpus import data_sheet_of
+from sparkdl.gpu_data_sheets import data_sheet_of
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparkdl.errors import ParamError
-from sparkdl.gpus import DATA_SHEETS, data_sheet_of
+from sparkdl.gpu_data_sheets import DATA_SHEETS, data_sheet_of
 
 GIB = float(1 << 30)
 

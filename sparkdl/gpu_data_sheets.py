@@ -1,4 +1,4 @@
-"""What NVIDIA's data sheets say of GPUs: their operations per second. Standard library only."""
+"""Peak operations per second of NVIDIA GPUs, from their data sheets. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DataSheet:
-    """The most operations per second of a GPU, dense, by its data sheet.
+    """Peak operations per second of a GPU, for dense products, from its data sheet.
 
     Attributes:
-        words: words that the name has that CUDA gives to it.
+        words: words that CUDA's name of the GPU contains.
         half: products in bfloat16, on V100 and T4 in float16.
         single: products in float32; TF32 is not used, as torch does not by default.
     """

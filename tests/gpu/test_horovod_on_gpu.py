@@ -1,4 +1,4 @@
-"""``sparkdl.horovod.torch`` on GPUs; tests/horovod/test_device_road.py runs the same checks on NCCL's stand-in."""
+"""``sparkdl.horovod.torch`` on GPUs; tests/horovod/test_device_route.py runs the same checks on NCCL's stand-in."""
 
 from __future__ import annotations
 

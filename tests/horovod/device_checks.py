@@ -1,4 +1,4 @@
-"""Checks of the road of CUDA tensors on two ranks, on any device: torch's default one."""
+"""Checks of the route of CUDA tensors on two ranks, on any device: torch's default one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 import sparkdl.horovod.torch as hvd
 from sparkdl.horovod.torch.current_session import session
-from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations import device_route
 from tests.collective.eventually import eventually
 
 ELEMENTS = 1 << 18
@@ -43,8 +43,8 @@ def check_results_are_those_of_host_memory() -> None:
         for op in (hvd.Sum, hvd.Average, hvd.Min, hvd.Max, hvd.Product):
             for prescale, postscale in ((1.0, 1.0), (0.5, 4.0)):
                 factors = {"prescale_factor": prescale, "postscale_factor": postscale}
-                on_road = hvd.allreduce(values.to(torch.get_default_device()), op=op, **factors)
-                torch.testing.assert_close(on_road.cpu(), _in_host_memory(values, op=op, **factors))
+                on_route = hvd.allreduce(values.to(torch.get_default_device()), op=op, **factors)
+                torch.testing.assert_close(on_route.cpu(), _in_host_memory(values, op=op, **factors))
 
 
 def check_requests_run_together_and_orders_may_differ() -> None:
@@ -66,16 +66,16 @@ def check_handle_is_polled_until_the_device_is_done() -> None:
     assert hvd.synchronize(handle) is None
 
 
-def check_compressed_gradients_take_the_road() -> None:
+def check_compressed_gradients_take_the_route() -> None:
     tensor = torch.full((8,), hvd.rank() + 1.0)
     reduced = hvd.allreduce(tensor, compression=hvd.Compression.fp16)
     assert (reduced.dtype, reduced.tolist()) == (torch.float32, [1.5] * 8)
 
 
-def check_tensors_on_another_gpu_than_the_road_go_through_host_memory() -> None:
+def check_tensors_on_another_gpu_than_the_route_go_through_host_memory() -> None:
     hvd.allreduce(torch.ones(1))  # opens NCCL
-    roads, rank = device_road.roads, hvd.rank()
-    with mock.patch.object(roads, "is_elsewhere", return_value=rank == 1):  # there is one GPU
+    routes, rank = device_route.routes, hvd.rank()
+    with mock.patch.object(routes, "is_elsewhere", return_value=rank == 1):  # there is one GPU
         session().world.report(reset=True)
         tensor = torch.full((ELEMENTS,), rank + 1.0)
         assert hvd.allreduce(tensor, op=hvd.Sum).eq(3).all()
@@ -88,9 +88,9 @@ def check_tensors_on_another_gpu_than_the_road_go_through_host_memory() -> None:
 
 def _in_host_memory(values: torch.Tensor, **options: object) -> torch.Tensor:
     """The result of the communicator."""
-    roads = device_road.roads
-    device_road.roads = type("HostRoads", (device_road.Roads,), {"serves": lambda self, tensor: False})()
+    routes = device_route.routes
+    device_route.routes = type("HostRoutes", (device_route.Routes,), {"serves": lambda self, tensor: False})()
     try:
         return hvd.allreduce(values, **options)
     finally:
-        device_road.roads = roads
+        device_route.routes = routes

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.engine import Engine
-from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations import device_route
 from sparkdl.horovod.torch.operations.barrier_and_join import ProcessSetsRequest, make_stand_in
 
 
@@ -181,7 +181,7 @@ class Session:
             self._engines[number] = self._make_engine(self.world.split(members, f"process set {number}"))
 
     def _make_engine(self, communicator: Communicator) -> Engine:
-        engine = Engine(communicator, make_stand_in, device_road.roads.close)
+        engine = Engine(communicator, make_stand_in, device_route.routes.close)
         engine.marks_cycles = self._marks_cycles
         return engine
 

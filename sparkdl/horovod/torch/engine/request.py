@@ -48,7 +48,7 @@ class Description:
         postscale: factor applied after the reduction.
         root: number in the process set of the rank that sends; -1 if there is none.
         root_rank: number of the same rank among all ranks.
-        device: type of the device of its tensors, such as ``"cuda"``, if they take a road of their own; else empty.
+        device: type of the device of its tensors, such as ``"cuda"``, if they take a route of their own; else empty.
         about: further text that the ranks must agree on, such as ``"add process set [0, 1]"``.
     """
 

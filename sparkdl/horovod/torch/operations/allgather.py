@@ -45,9 +45,9 @@ class AllgatherRequest(TensorsRequest):
         """Gather the rows."""
         refuse_ranks_that_joined(Kind.ALLGATHER, self._given)
         refuse_scalars("ALLGATHER", self._tensors)
-        if (road := self._road(communicator)) is not None:
+        if (route := self._route(communicator)) is not None:
             rows = self._given[:, 1:].T.tolist()
-            self._outputs, self._arrival = road.allgather(self._tensors, rows, self._stream_point.follow)
+            self._outputs, self._arrival = route.allgather(self._tensors, rows, self._stream_point.follow)
             return
         self._stream_point.wait()
         gathered = [

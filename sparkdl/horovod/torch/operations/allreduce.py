@@ -17,7 +17,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind, Request
 from sparkdl.horovod.torch.handles import run_later, run_now
 from sparkdl.horovod.torch.names import Adasum, choose
-from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations import device_route
 from sparkdl.horovod.torch.operations.adasum import AdasumRequest, check_adasum
 from sparkdl.horovod.torch.operations.preparation import (
     ReductionRequest,
@@ -33,7 +33,7 @@ from sparkdl.horovod.torch.process_sets import ProcessSet, global_process_set
 from sparkdl.torch.buffers import export
 
 _MOST_FUSED = 31
-"""Number of the requests that may follow one, and that run together with it on the road of a device."""
+"""Number of the requests that may follow one, and that run together with it on the route of a device."""
 
 
 class AllreduceRequest(ReductionRequest):
@@ -49,13 +49,13 @@ class AllreduceRequest(ReductionRequest):
     fused: Sequence[AllreduceRequest] = ()
 
     @property
-    def _takes_road(self) -> bool:
-        return self._device is not None and device_road.can_reduce(self.description)
+    def _takes_route(self) -> bool:
+        return self._device is not None and device_route.can_reduce(self.description)
 
     def look_ahead(self, outstanding: Callable[[], Sequence[Request[Any]]]) -> None:
         """Find the requests that may run together with this one."""
         self.fused = self._following = ()
-        if self._takes_road:
+        if self._takes_route:
             alike = itertools.takewhile(self._is_alike, outstanding()[1:])
             self._following = list(itertools.islice(alike, _MOST_FUSED))  # type: ignore[arg-type]
 
@@ -63,14 +63,14 @@ class AllreduceRequest(ReductionRequest):
         mine, its = self.description, other.description
         return (
             isinstance(other, AllreduceRequest)
-            and other._takes_road
+            and other._takes_route
             and other._device == self._device
             and (mine.op, mine.prescale, mine.postscale) == (its.op, its.prescale, its.postscale)
         )
 
     def match(self, communicator: Communicator) -> None:
-        """Reduce all tensors of the first one's dtype; for the road of a device, gather the digests of what follows."""
-        if not self._takes_road:
+        """Reduce all tensors of the first one's dtype; on the route of a device, gather the digests of what follows."""
+        if not self._takes_route:
             self._match_in_host_memory(communicator)
             return
         digests = [request.description.digest for request in self._following]
@@ -98,10 +98,10 @@ class AllreduceRequest(ReductionRequest):
 
     def complete(self, communicator: Communicator) -> None:
         """Reduce what ``match`` has not, and fill the outputs that could not be reduced in place."""
-        if self._takes_road:
-            road = self._road(communicator)
-            if road is not None:
-                self._run_together(road)
+        if self._takes_route:
+            route = self._route(communicator)
+            if route is not None:
+                self._run_together(route)
                 return
             for request in self.fused:  # in host memory, one after another
                 request._match_in_host_memory(communicator)
@@ -109,7 +109,7 @@ class AllreduceRequest(ReductionRequest):
             self._match_in_host_memory(communicator)
         self._complete_in_host_memory(communicator)
 
-    def _run_together(self, road: device_road.DeviceRoad) -> None:
+    def _run_together(self, route: device_route.DeviceRoute) -> None:
         together = [self, *self.fused]
         pairs = [
             pair for request in together for pair in zip(request._tensors, request._outputs, strict=True)
@@ -119,7 +119,7 @@ class AllreduceRequest(ReductionRequest):
             for request in together:
                 request._stream_point.follow()
 
-        arrival = road.allreduce(pairs, self.description, follow)
+        arrival = route.allreduce(pairs, self.description, follow)
         for request in together:
             request._arrival = arrival
 

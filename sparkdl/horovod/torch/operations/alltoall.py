@@ -54,8 +54,8 @@ class AlltoallRequest(TensorsRequest):
         refuse_ranks_that_joined(Kind.ALLTOALL, self._given)
         refuse_scalars("ALLTOALL", [tensor])
         received = self._given[:, 1 + communicator.rank].tolist()
-        if (road := self._road(communicator)) is not None:
-            output, self._arrival = road.alltoall(tensor, self._splits, received, self._stream_point.follow)
+        if (route := self._route(communicator)) is not None:
+            output, self._arrival = route.alltoall(tensor, self._splits, received, self._stream_point.follow)
         else:
             self._stream_point.wait()
             buffer = torch.empty((sum(received), *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")

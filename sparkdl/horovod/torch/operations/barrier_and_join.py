@@ -15,7 +15,7 @@ import torch
 from sparkdl.collective import Communicator
 from sparkdl.horovod.torch.engine.request import Description, Kind, Request
 from sparkdl.horovod.torch.handles import run_now
-from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations import device_route
 from sparkdl.horovod.torch.operations.adasum import AdasumRequest
 from sparkdl.horovod.torch.operations.allreduce import AllreduceRequest
 from sparkdl.horovod.torch.operations.preparation import gather_numbers, refuse_ranks_that_joined
@@ -102,7 +102,7 @@ def join(device: int = -1) -> int:
 
 def make_stand_in(description: Description) -> Request[Any]:
     """Make the same request with zeros for tensors; only for kinds that can run while ranks have joined."""
-    device = device_road.roads.device_of(description.device)
+    device = device_route.routes.device_of(description.device)
     zeros = [
         torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
         for shape, dtype in zip(description.shapes, description.dtypes, strict=True)

@@ -54,9 +54,9 @@ class BroadcastRequest(TensorsRequest):
         """Broadcast a tensor on a device; fill an output that could not be written to in place."""
         if self._device is not None:
             refuse_ranks_that_joined(Kind.BROADCAST, self._given)
-            if (road := self._road(communicator)) is not None:
+            if (route := self._route(communicator)) is not None:
                 root, follow = self.description.root, self._stream_point.follow
-                self._arrival = road.broadcast(self._tensors[0], self._outputs[0], root, follow)
+                self._arrival = route.broadcast(self._tensors[0], self._outputs[0], root, follow)
                 return
             self._broadcast(communicator)
         if self._buffer is not None:

@@ -21,7 +21,7 @@ from sparkdl.horovod.torch.engine.request import Description, Kind, Request, ref
 from sparkdl.horovod.torch.handles import run_now
 from sparkdl.horovod.torch.names import Average, HorovodInternalError
 from sparkdl.horovod.torch.names import name_of as reduction_name
-from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations import device_route
 from sparkdl.horovod.torch.process_sets import ProcessSet, engine_of
 from sparkdl.torch.buffers import ELEMENT_DTYPES
 from sparkdl.torch.buffers import as_bytes as tensor_bytes
@@ -53,7 +53,7 @@ class StreamPoint:
 class TensorsRequest(Request[Any]):
     """A request for one tensor, or for a group of tensors as one operation.
 
-    The tensors take the road of their device, if that can carry the request out; else they go through host memory.
+    The tensors take the route of their device, if that can carry the request out; else they go through host memory.
 
     Args:
         description: description that the ranks must agree on.
@@ -78,7 +78,7 @@ class TensorsRequest(Request[Any]):
         self._outputs = list(outputs)
         self._is_group = is_group
         self._stream_point = StreamPoint(tensors)
-        self._arrival: device_road.StreamMark | None = None
+        self._arrival: device_route.StreamMark | None = None
         self._device = tensors[0].device if description.device else None
 
     def match(self, communicator: Communicator) -> None:
@@ -86,16 +86,16 @@ class TensorsRequest(Request[Any]):
         self._gather(communicator, ())
 
     def _gather(self, communicator: Communicator, numbers: Sequence[int]) -> None:
-        """Gather numbers as :func:`gather_numbers`, and whether the tensors are on the GPU of the road."""
-        is_elsewhere = self._device is None or device_road.roads.is_elsewhere(communicator, self._device)
-        place = _ELSEWHERE if is_elsewhere else _ON_ROAD
+        """Gather numbers as :func:`gather_numbers`, and whether the tensors are on the GPU of the route."""
+        is_elsewhere = self._device is None or device_route.routes.is_elsewhere(communicator, self._device)
+        place = _ELSEWHERE if is_elsewhere else _ON_ROUTE
         self._given = gather_numbers(communicator, numbers, self.label, place)
 
-    def _road(self, communicator: Communicator) -> device_road.DeviceRoad | None:
-        """The road for this request, the same on all ranks; None for host memory, also if a rank has joined."""
-        if self._device is None or not (self._given[:, 0] == _ON_ROAD).all():
+    def _route(self, communicator: Communicator) -> device_route.DeviceRoute | None:
+        """The route for this request, the same on all ranks; None for host memory, also if a rank has joined."""
+        if self._device is None or not (self._given[:, 0] == _ON_ROUTE).all():
             return None
-        return device_road.roads.of(communicator, self._device)
+        return device_route.routes.of(communicator, self._device)
 
     def is_complete(self) -> bool:
         """Whether the request has run, and its outputs are complete on the device."""
@@ -303,7 +303,7 @@ def describe(kind: Kind, name: str, tensors: Sequence[torch.Tensor], **options: 
     """
     dtypes, shapes = tuple(tensor.dtype for tensor in tensors), tuple(tensor.shape for tensor in tensors)
     numbers = tuple((option, _PLAIN[option](value)) for option, value in options.items())
-    device = device_road.roads.kind_of(tensors)
+    device = device_route.routes.kind_of(tensors)
     return _describe(kind, name, dtypes, shapes, (*numbers, ("device", device)) if device else numbers)
 
 
@@ -324,7 +324,7 @@ def _describe(
     )
 
 
-_ON_ROAD, _ELSEWHERE = 1, 2
+_ON_ROUTE, _ELSEWHERE = 1, 2
 
 
 def gather_numbers(

@@ -16,7 +16,7 @@ from sparkdl.horovod.torch.engine.engine import Engine
 from sparkdl.horovod.torch.engine.request import Kind
 from sparkdl.horovod.torch.handles import run_later
 from sparkdl.horovod.torch.names import Average, HorovodInternalError, Sum
-from sparkdl.horovod.torch.operations import device_road
+from sparkdl.horovod.torch.operations import device_route
 from sparkdl.horovod.torch.operations.allgather import grouped_allgather
 from sparkdl.horovod.torch.operations.preparation import (
     ReductionRequest,
@@ -43,10 +43,10 @@ class ReducescatterRequest(ReductionRequest):
         """Reduce the tensors."""
         refuse_ranks_that_joined(Kind.REDUCESCATTER, self._given)
         rows = [split_rows(tensor.shape[0], communicator.world_size) for tensor in self._tensors]
-        road = self._road(communicator) if device_road.can_reduce(self.description) else None
-        if road is not None:
+        route = self._route(communicator) if device_route.can_reduce(self.description) else None
+        if route is not None:
             follow = self._stream_point.follow
-            self._outputs, self._arrival = road.reducescatter(self._tensors, rows, self.description, follow)
+            self._outputs, self._arrival = route.reducescatter(self._tensors, rows, self.description, follow)
             return
         self._stream_point.wait()
         reduced = [

@@ -1,6 +1,6 @@
-"""Tensors on GPUs take the road of NCCL; NCCL's stand-in takes CPU tensors in their place.
+"""Tensors on GPUs take the route of NCCL; NCCL's stand-in takes CPU tensors in their place.
 
-The same checks hold as for tensors that travel through the communicator. tests/gpu runs those of the road on GPUs.
+The same checks hold as for tensors that travel through the communicator. tests/gpu runs those of the route on GPUs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 from sparkdl.collective import Communicator
 from sparkdl.collective.nccl.opening import open_nccl_group
-from sparkdl.horovod.torch.operations import device_road
-from sparkdl.horovod.torch.operations.device_road import DeviceRoad, Roads
+from sparkdl.horovod.torch.operations import device_route
+from sparkdl.horovod.torch.operations.device_route import DeviceRoute, Routes
 from sparkdl.torch.gpu.nccl import NcclAccelerator
 from tests.checks import require
 from tests.horovod.worlds import checks_of, run_world
@@ -31,21 +31,21 @@ MODULES = [
 ]
 
 
-class SubstituteRoads(Roads):
-    """Roads for CPU tensors, as if they were on a GPU."""
+class SubstituteRoutes(Routes):
+    """Routes for CPU tensors, as if they were on a GPU."""
 
     def serves(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu"
 
-    def open(self, communicator: Communicator, device: torch.device) -> DeviceRoad:
+    def open(self, communicator: Communicator, device: torch.device) -> DeviceRoute:
         lane, timeout_s = HostLane(), communicator.timeout_s
         group = open_nccl_group(communicator, gpu=0, timeout_s=timeout_s)
-        return DeviceRoad(NcclAccelerator(group, lane, timeout_s=timeout_s), lane, communicator, device)
+        return DeviceRoute(NcclAccelerator(group, lane, timeout_s=timeout_s), lane, communicator, device)
 
 
 def take_stand_in(environment: RankEnvironment) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
-    device_road.roads = SubstituteRoads()
+    device_route.routes = SubstituteRoutes()
 
 
 @pytest.fixture(scope="module")
@@ -55,5 +55,5 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("check", checks_of(MODULES))
-def test_check_holds_on_the_road(check: str, outcomes: dict[str, str | None]) -> None:
+def test_check_holds_on_the_route(check: str, outcomes: dict[str, str | None]) -> None:
     require(outcomes[check])

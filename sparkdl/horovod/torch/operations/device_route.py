@@ -1,11 +1,11 @@
-"""The road of CUDA tensors: NCCL on one stream per process set, in the order on which the ranks agree.
+"""The route of CUDA tensors: NCCL on one stream per process set, in the order on which the ranks agree.
 
 A request for CUDA tensors is agreed upon as any other: its first operation on the communicator exchanges a few numbers
-under its label. What follows is put on the road's stream, after the work that was on the caller's stream when the
+under its label. What follows is put on the route's stream, after the work that was on the caller's stream when the
 request was made. The host does not wait for it: ``synchronize`` makes the caller's stream wait.
 
 The first such request opens NCCL over the process set. Where ranks share a GPU and NCCL may not
-(:func:`~sparkdl.collective.nccl.opening.may_share_gpus`), there is no road, and tensors travel through host memory.
+(:func:`~sparkdl.collective.nccl.opening.may_share_gpus`), there is no route, and tensors travel through host memory.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ def can_reduce(description: Description) -> bool:
 
 
 class StreamMark:
-    """The point on the road's stream at which the outputs of a request are complete."""
+    """The point on the route's stream at which the outputs of a request are complete."""
 
-    def __init__(self, road: DeviceRoad, mark: Any, new: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, route: DeviceRoute, mark: Any, new: Sequence[torch.Tensor] = ()) -> None:
         """Describe the point.
 
         Args:
-            road: road on whose stream it is.
+            route: route on whose stream it is.
             mark: mark of the point.
-            new: outputs that were made on the road's stream.
+            new: outputs that were made on the route's stream.
         """
-        self._road, self._mark, self._new = road, mark, new
+        self._route, self._mark, self._new = route, mark, new
 
     def has_come(self) -> bool:
         """Whether the GPU has completed the outputs, or they never will be."""
-        return self._road.accelerator.failure is not None or self._road.lane.has_reached(self._mark)
+        return self._route.accelerator.failure is not None or self._route.lane.has_reached(self._mark)
 
     def join(self) -> None:
         """Make the caller's stream wait for the outputs; the host does not wait.
@@ -74,14 +74,14 @@ class StreamMark:
         Raises:
             HorovodInternalError: if NCCL has failed.
         """
-        failure = self._road.accelerator.failure
+        failure = self._route.accelerator.failure
         if failure is not None:
             raise HorovodInternalError(str(failure)) from failure
-        self._road.lane.join(self._mark)
-        self._road.lane.hand_over(self._new)
+        self._route.lane.join(self._mark)
+        self._route.lane.hand_over(self._new)
 
 
-class DeviceRoad:
+class DeviceRoute:
     """Collectives on tensors of this rank's GPU, over an accelerator whose calls are made on one stream."""
 
     def __init__(
@@ -91,7 +91,7 @@ class DeviceRoad:
 
         Args:
             accelerator: accelerator of the same ranks; closed by :meth:`close`.
-            lane: lane whose stream is the road.
+            lane: lane whose stream is the route.
             communicator: communicator of the process set.
             device: device of the GPU.
         """
@@ -220,41 +220,41 @@ class DeviceRoad:
                 raise
 
 
-class Roads:
-    """The roads of this process's communicators, opened when a request first needs one."""
+class Routes:
+    """The routes of this process's communicators, opened when a request first needs one."""
 
     def __init__(self) -> None:
-        """Start without roads."""
-        self._roads: WeakKeyDictionary[Communicator, DeviceRoad | None] = WeakKeyDictionary()
+        """Start without routes."""
+        self._routes: WeakKeyDictionary[Communicator, DeviceRoute | None] = WeakKeyDictionary()
         self._device = torch.device("cpu")
 
     def kind_of(self, tensors: Sequence[torch.Tensor]) -> str:
-        """Type of the device of tensors that take the road; empty for others."""
+        """Type of the device of tensors that take the route; empty for others."""
         if not tensors or not self.serves(tensors[0]):
             return ""
         self._device = tensors[0].device
         return self._device.type
 
     def serves(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor takes the road: it is on a GPU. Tests on machines without a GPU override this."""
+        """Whether a tensor takes the route: it is on a GPU. Tests on machines without a GPU override this."""
         return tensor.is_cuda
 
     def is_elsewhere(self, communicator: Communicator, device: torch.device) -> bool:
-        """Whether tensors on a device cannot take the road of a communicator: it is on another GPU of this process."""
-        road = self._roads.get(communicator)
+        """Whether tensors on a device cannot take the route of a communicator: it is on another GPU of this process."""
+        route = self._routes.get(communicator)
         is_unknown = (
             device.type == "cuda" and device.index is None
         )  # of zeros for a rank without CUDA tensors
-        return is_unknown or (road is not None and road.device != device)
+        return is_unknown or (route is not None and route.device != device)
 
-    def of(self, communicator: Communicator, device: torch.device) -> DeviceRoad | None:
-        """The road of a communicator; None if tensors travel through host memory. The first call is collective."""
-        if communicator not in self._roads:
-            self._roads[communicator] = self.open(communicator, device)
-        return self._roads[communicator]
+    def of(self, communicator: Communicator, device: torch.device) -> DeviceRoute | None:
+        """The route of a communicator; None if tensors travel through host memory. The first call is collective."""
+        if communicator not in self._routes:
+            self._routes[communicator] = self.open(communicator, device)
+        return self._routes[communicator]
 
-    def open(self, communicator: Communicator, device: torch.device) -> DeviceRoad | None:
-        """Open a road, collectively; None where ranks share a GPU that NCCL would refuse."""
+    def open(self, communicator: Communicator, device: torch.device) -> DeviceRoute | None:
+        """Open a route, collectively; None where ranks share a GPU that NCCL would refuse."""
         key, timeout_s = f"horovod/gpu/{communicator.name}", communicator.timeout_s
         count = communicator.rendezvous.add(f"{key}/openings/{communicator.rank}", 1)
         rendezvous = communicator.rendezvous.view(f"{key}/{count}")
@@ -264,24 +264,24 @@ class Roads:
                 return None
             store = RendezvousStore(rendezvous, timeout_s=timeout_s)
             accelerator = open_chosen(chosen, communicator, rendezvous, store, timeout_s)
-            return DeviceRoad(accelerator, GpuLane(device), communicator, device)
+            return DeviceRoute(accelerator, GpuLane(device), communicator, device)
 
     def close(self, communicator: Communicator) -> None:
-        """Close the road of a communicator, if it has one."""
-        road = self._roads.pop(communicator, None)
-        if road is not None:
-            road.close()
+        """Close the route of a communicator, if it has one."""
+        route = self._routes.pop(communicator, None)
+        if route is not None:
+            route.close()
 
     def device_of(self, kind: str) -> torch.device:
         """The device for the zeros of a request whose description has this device."""
         return self._device if kind == self._device.type else torch.device(kind or "cpu")
 
 
-roads = Roads()
+routes = Routes()
 
 
 def _options(kind: Callable[[], Any]) -> Any:
-    """Options of a call on the current stream, which is the road."""
+    """Options of a call on the current stream, which is the route."""
     options = kind()
     options.asyncOp = False
     return options

@@ -70,7 +70,7 @@ class FileVanishedError(DataError):
 
 
 class FileChangedError(DataError):
-    """A Parquet file was written again while ranks read it. Write to another folder, or start anew."""
+    """A Parquet file was written again while ranks read it. Write to another folder, or run the job again."""
 
 
 class ColumnMismatchError(DataError):

@@ -176,7 +176,7 @@ MEANINGS = (
     Meaning(
         FileVanishedError,
         "the file is no longer there",
-        "Make the DataFrame anew.",
+        "Create the DataFrame again.",
         frozenset({"FAILED_READ_FILE.FILE_NOT_EXIST", "SparkFileNotFoundException", "FileNotFoundException"}),
     ),
     Meaning(

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 _numbers = count()
 
 _states: dict[int, TrainingState] = {}
-"""The states of an elastic run by number: those of this world or, until they are made anew, of the one before."""
+"""The states of an elastic run by number: those of this world or, until they are made again, of the one before."""
 
 
 def begin_world() -> None:
-    """Number states anew, and let them meet over a new communicator, as the function is called in another world."""
+    """Number states from 0 again, and let them meet over a new communicator: the function is called in a new world."""
     global _numbers  # noqa: PLW0603  # there is one world at a time
     _numbers = count()
     _all_ranks.cache_clear()
@@ -278,7 +278,7 @@ class TrainingState:
             if name not in content["training"]:
                 raise CheckpointError(
                     f"The last commit, {checkpoint.url}, has no state of the {name}. Make the state of the same parts "
-                    "as before, or begin anew with another checkpoint_dir."
+                    "as before, or start from the beginning with another checkpoint_dir."
                 )
             tensors.check_optimizer(content["training"][name], checkpoint.url)
             tensors.load(checkpoint, content["training"][name], group)

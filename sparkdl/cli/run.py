@@ -38,7 +38,7 @@ OMP_NUM_THREADS is set to --threads, or to each rank's share of the cores unless
 With --min or --max the run is elastic: it continues without ranks that are lost, as long as --min are left, and starts
 others in their place. COMMAND is then a Python script. A script that has a sparkdl.runner.TrainingState, or whose
 training is decorated with hvd.elastic.run, continues with its last commit on the ranks that are left; any other script
-begins anew on all ranks.
+starts from the beginning on all ranks.
 
 An elastic run prints how other terminals and machines add ranks by --join, up to --max. They come after a commit, and
 leave after one when their `sparkdl run --join` gets Ctrl-C or SIGTERM. Only this machine can add ranks unless

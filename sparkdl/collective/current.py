@@ -192,7 +192,7 @@ def at_end(function: Callable[[], object]) -> None:
     if function not in _ends:
         _ends.append(function)
     atexit.unregister(end_program)
-    atexit.register(end_program)  # anew: before what was registered in the meantime
+    atexit.register(end_program)  # again, so that it runs before what was registered in the meantime
 
 
 def cancel_at_end(function: Callable[[], object]) -> None:

@@ -150,7 +150,7 @@ class RankSampler:
         elif self._flops_of is not None:
             of_row, of_step = self._flops_of
             self._flops += of_row * rows if rows else of_step
-        # The time of an epoch begins anew with each.
+        # It is the time in the current epoch, which starts from 0 with each epoch.
         self._reading_s += reading_s - (
             self._reading_of_epoch_s if reading_s >= self._reading_of_epoch_s else 0
         )

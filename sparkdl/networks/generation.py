@@ -2,7 +2,7 @@
 
 Each token costs the decoder one position, as the keys and values of earlier positions are kept. A text that has grown
 beyond the positions that the decoder was trained on is continued from its last ``max_length`` tokens, behind those
-that begin every text. The positions of all of these change with each token, so their keys are computed anew.
+that begin every text. The positions of all of these change with each token, so their keys are computed again.
 """
 
 from __future__ import annotations

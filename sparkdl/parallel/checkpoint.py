@@ -151,7 +151,7 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
         Before anything is overwritten, the files are compared with their checksums, and the model with the model of
         the checkpoint. In the same layout, each rank continues with its own random state. In another layout, each rank
         takes the random state of a rank that read the same share of the rows; ranks whose share did not exist are
-        seeded anew.
+        seeded again.
 
         Args:
             module: this rank's part of the model, as for :meth:`save`; its tensors are overwritten in place.

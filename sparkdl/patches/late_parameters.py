@@ -130,7 +130,7 @@ class _LateParameters:
         if (late or added) and wrapper._join_config.enable:
             raise ParamError(
                 "Parameters were unfrozen or added under join(), where ranks without rows take no part in averaging "
-                "them. Do so outside of join(), or make DistributedDataParallel anew."
+                "them. Do so outside of join(), or create DistributedDataParallel again."
             )
         if added:
             values = [parameter.detach() for parameter in added]

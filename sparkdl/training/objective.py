@@ -348,7 +348,7 @@ class Objective:
                 f"and the outputs; it returned {kind}."
             )
         term = LossTerm(mean=loss.reshape(()), weight=float(self.num_rows(batch)))
-        # Anew: the step may have changed its own in place.
+        # Made again, because the step may have changed its own in place.
         labels = {head.label.name: head.label.tensor(batch, device) for head in spec.heads}
         return Evaluation(outputs, next(iter(labels.values())) if len(labels) == 1 else labels, term)
 

@@ -38,7 +38,7 @@ class TablesMadeOnce:
         try:
             self._copy_or_make(engine)
         finally:
-            # Migrations configure logging anew, and pytest's caplog would no longer see anything.
+            # Migrations configure logging again, and pytest's caplog would no longer see anything.
             root.handlers[:] = handlers
             root.setLevel(level)
 

@@ -180,8 +180,8 @@ class BlendedFeed(Closing):
         for key, value in self._settings.items():
             if then.get(key) != value:
                 raise ParamError(
-                    f"This blend has {key} {value}, but the state is of one with {then.get(key)}. Resume with the same "
-                    "settings, or begin anew."
+                    f"The setting {key} of this blend is {value}, but the state was saved with {then.get(key)}. Resume "
+                    "with the same settings, or start without the state."
                 )
         before = [stream.state(in_rows=self._batch_size is not None) for stream in self._streams]
         try:

@@ -164,6 +164,6 @@ def _unknown(error: Exception, where: str) -> DataError:
 
 def _changed(where: str, how: str) -> FileChangedError:
     return FileChangedError(
-        f"Reading {where} failed: {how}. Files must not change while they are read; write others elsewhere, or begin "
-        "anew with the new ones."
+        f"Reading {where} failed: {how}. Files must not change while they are read; write others elsewhere, or run "
+        "the job again with the new ones."
     )

@@ -166,7 +166,7 @@ def _transformed(
 
 
 def _unpickle(pickled: bytes, url: str) -> Any:
-    advice = "Write it anew with petastorm-generate-metadata.py."
+    advice = "Write it again with petastorm-generate-metadata.py."
     with errors_as(DataError, f"The Unischema of {url} cannot be read", advice):
         return _SchemaUnpickler(io.BytesIO(pickled), encoding="latin1").load()
 

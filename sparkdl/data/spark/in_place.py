@@ -42,7 +42,7 @@ def open_in_place(
     if any(is_vector(field.dataType) for field in fields):
         return None
     names = [field.name for field in fields]
-    # Planned anew, because a DataFrame object remembers whether it was cached when it was first run.
+    # Planned again, because a DataFrame object remembers whether it was cached when it was first run.
     if not is_parquet_read(df.select("*")):
         return None
     files = input_files(df)

@@ -46,7 +46,7 @@ def input_files(df: DataFrame) -> InputFiles | None:
     A cached DataFrame reads no files.
     """
     try:
-        # Planned anew, because a DataFrame object remembers whether it was cached when it was first run.
+        # Planned again, because a DataFrame object remembers whether it was cached when it was first run.
         urls = sorted(set(df.select("*").inputFiles()))
         return _describe(urls) if urls else None
     except Exception:  # any error of Spark or of a filesystem that is not ours

@@ -163,7 +163,7 @@ def _assembles(expression: Any) -> bool:
 
 
 def _has_definition(plan: Any) -> bool:
-    """Whether a view or a function of SQL, which can be defined anew, is part of a plan."""
+    """Whether a view or a function of SQL, which can be redefined, is part of a plan."""
     return (
         _name(plan) == "View"
         or "SQLFunction" in _name(plan)

@@ -84,7 +84,7 @@ def lasting_key(df: DataFrame, source: Sequence[str]) -> str | None:
 
 def _repeatable(df: DataFrame) -> tuple[Leaves, str]:
     """Return the leaves of a plan and the state of its files."""
-    # Planned anew, because Spark remembers in a DataFrame object whether it was cached when it was first run.
+    # Planned again, because Spark remembers in a DataFrame object whether it was cached when it was first run.
     leaves = leaves_of(df.select("*"))
     if not leaves.num_reads:
         return leaves, ""

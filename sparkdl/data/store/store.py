@@ -354,7 +354,7 @@ def use_if_removable(url: str) -> Lease | None:
     if Marks(location).has_manifest:
         return use
     use.close()
-    raise StoreError(f"The dataset {url} was removed while its use began. Make the DataFrame anew.")
+    raise StoreError(f"The dataset {url} was removed while it was being opened. Create the DataFrame again.")
 
 
 def as_store(store: Store | str | os.PathLike[str]) -> Store:

@@ -339,7 +339,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     ) -> dict[str, Any]:
         """Restore this rank's own state, and return the state of its meter, or an empty dict if an epoch begins.
 
-        If the layout of the ranks has changed, random states are seeded anew, and meters are joined.
+        If the layout of the ranks has changed, generators are seeded again, and meters are joined.
         """
         rank, module = self._communicator.rank, self._module
         states = [read_rank_state(state) for state in ([ranks[rank]] if is_alike else ranks)]

@@ -260,7 +260,7 @@ class Handover:
             self._held = broadcast_object(sharers, self._held, "state of the training")
         assert self._held is not None, "shared"
         content = self._held.content
-        # The same ranks, too, seed their generators anew and join their meters, as others' may have more steps.
+        # The same ranks, too, seed their generators again and join their meters, as others' may have more steps.
         about = {**content.about, "layout": "other ranks"}
         # If all ranks with a state of their own are lost, those remain that the others got together with the state.
         state = {

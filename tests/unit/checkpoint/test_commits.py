@@ -79,12 +79,12 @@ def test_a_damaged_commit_is_named(commits):
 
 def test_ranks_that_were_replaced_cannot_write(lease, commits):
     keep(commits, 1)
-    anew = CommitPlace(lease.url, lease.change_name())
-    assert read(anew) == 1
+    renewed = CommitPlace(lease.url, lease.change_name())
+    assert read(renewed) == 1
     with pytest.raises(CheckpointsInUseError, match="this rank was taken for lost"):
         keep(commits, 2)
-    keep(anew, 3)
-    assert read(anew) == 3
+    keep(renewed, 3)
+    assert read(renewed) == 3
 
 
 def test_a_commit_that_took_too_long_to_write_is_given_up(lease, commits, monkeypatch):

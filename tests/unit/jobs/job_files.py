@@ -50,7 +50,7 @@ output: out
 
 
 def write_job(folder: Path, text: str = JOB) -> Path:
-    """Write a job, and the module of its networks, which is imported anew; return the path of the job."""
+    """Write a job, and the module of its networks, which is imported again; return the path of the job."""
     sys.modules.pop("my_nets", None)
     (folder / "my_nets.py").write_text(NETS)
     file = folder / "job.yaml"

@@ -1,4 +1,4 @@
-"""Continuations with keys and values kept equal those for which all positions are computed anew."""
+"""Continuations with keys and values kept equal those for which all positions are computed again."""
 
 from __future__ import annotations
 

@@ -154,9 +154,9 @@ def test_run_of_an_interrupted_fit_is_continued_with_each_value_once_unless_it_w
     assert fit(0.5, experiment="another") not in (first, outer.info.run_id)
     for run_id in (first, outer.info.run_id):
         mlflow.delete_run(run_id)
-    anew = fit(0.5, 0.25)
-    assert anew not in (first, outer.info.run_id)
-    assert fit(0.5, 0.25) == anew
+    again = fit(0.5, 0.25)
+    assert again not in (first, outer.info.run_id)
+    assert fit(0.5, 0.25) == again
 
 
 def test_fit_that_continues_a_finished_one_has_a_run_of_its_own_that_names_it(tracked, open_run):

@@ -228,7 +228,7 @@ def test_a_state_of_other_settings_or_other_data_is_refused() -> None:
     feeds = {"a": NumberedFeed(7, 2), "b": NumberedFeed(7, 2)}
     first = BlendedFeed(feeds, {"a": 1, "b": 2}, batch_size=4)
     list(islice(first, 3))
-    with pytest.raises(ParamError, match=r"weights \[2.0, 2.0\], .* \[1.0, 2.0\]"):
+    with pytest.raises(ParamError, match=r"weights of this blend is \[2.0, 2.0\], .* \[1.0, 2.0\]"):
         BlendedFeed(feeds, {"a": 2, "b": 2}, batch_size=4).resume(first.state())
     smaller = {"a": NumberedFeed(3, 2), "b": NumberedFeed(3, 2)}
     with pytest.raises(DataError, match="'a' .* step 2 with 2 rows in epoch 0"):

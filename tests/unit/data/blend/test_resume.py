@@ -177,7 +177,7 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
             (None, "not a state of a blend: None"),
             ({key: good[key] for key in good if key != "drawn"}, "It lacks drawn"),
             ({**good, "feeds": {**good["feeds"], "b": {}}}, "feed 'b' of the blend .*not a state of a feed"),
-            ({**good, "blend": {**good["blend"], "at_end": "stop"}}, "at_end repeat, .* of one with stop"),
+            ({**good, "blend": {**good["blend"], "at_end": "stop"}}, "this blend is repeat, .* with stop"),
         ):
             with pytest.raises(ParamError, match=message):
                 blend.resume(bad)

@@ -7,7 +7,7 @@ def test_run_of_checkpoints_is_that_of_their_fit_as_long_as_there_are_any(tmp_pa
     (tmp_path / "checkpoints").mkdir()
     url = str(tmp_path / "checkpoints")
     first = run_key_of(url)
-    assert run_key_of(url) != first, "a fit without checkpoints begins anew"
+    assert run_key_of(url) != first, "a fit without checkpoints starts from the beginning"
     second = run_key_of(url)
     checkpoint = tmp_path / "checkpoints" / "fit-00000001-epoch-00001-step-00000005-0123abcd"
     checkpoint.mkdir()

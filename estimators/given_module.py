@@ -156,7 +156,7 @@ def describe_module(
 def _examples(
     rows: DataFrame, names: Sequence[str], *, vector_dtype: str, allow_ragged: bool
 ) -> Iterator[ParquetDataset]:
-    """Give the first rows of a DataFrame as a dataset within this context."""
+    """Context manager that yields the first rows of a DataFrame as a dataset."""
     with tempfile.TemporaryDirectory(prefix="sparkdl-example-") as folder:
         yield describe_first_rows(
             rows, names, folder, num_rows=_NUM_ROWS, vector_dtype=vector_dtype, allow_ragged=allow_ragged

@@ -213,7 +213,7 @@ def _open_connection(folder: Path) -> Connection[Any, Any]:
 
 
 def _limit(connection: Connection[Any, Any], seconds: float) -> None:
-    """Have a connection raise BlockingIOError where it sends or receives nothing for a time."""
+    """Have a connection raise BlockingIOError if it can send or receive nothing for ``seconds``, in whole seconds."""
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))

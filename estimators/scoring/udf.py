@@ -280,8 +280,8 @@ def sent(column: SparkColumn, type_: DataType, *, keeps_nulls: bool = False) -> 
     """Return a feature column as it goes to Python: vectors as arrays, images of Hugging Face's files as bytes.
 
     Instants go as microseconds in UTC: as timestamps, pandas functions would get them as clock times of the session's
-    time zone. With ``keeps_nulls``, nulls of numbers become NaN, and those of instants the microseconds that NumPy
-    takes for NaT.
+    time zone. With ``keeps_nulls``, nulls of numbers become NaN, and nulls of instants become the integer that NumPy
+    reads as NaT.
     """
     if is_vector(type_):
         # Under a condition, because it fails on a null, which has to give null in all added columns.

@@ -2,6 +2,7 @@
 
 The driver holds a lease of the folder. Its name changes with each start of the ranks, and ranks check it before they
 write: a rank that was wrongly considered lost must not write to the folder from which the others continue.
+:mod:`sparkdl.checkpoint.folder` has the rule for the commit of a single checkpoint.
 """
 
 from __future__ import annotations

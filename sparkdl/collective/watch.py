@@ -1,4 +1,4 @@
-"""A thread that looks at something again and again while there is work, and sleeps otherwise."""
+"""A thread that polls while there is work, and otherwise sleeps until it is woken."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class _Held:
 class AlikeLines:
     """Shows a line once that several ranks print within half a second, as most warnings are.
 
-    The lines of a rank stay in their order. :meth:`show_due` has to be called again and again, as
+    The lines of a rank stay in their order. :meth:`show_due` has to be called at short intervals, as
     :class:`~sparkdl.launch.supervision.Supervision` does.
 
     Args:

@@ -141,7 +141,7 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
 def save_module(
     module: nn.Module, folder: str | os.PathLike[str], *, signature: ModelSignature | None = None
 ) -> None:
-    """Write a module as :func:`save_model` does, without a signature if it is not trained yet."""
+    """Write a module as :func:`save_model` does; ``signature`` is None for a module that is not trained yet."""
     folder = Path(folder)
     if folder.exists():
         raise SavedModelError(f"{folder} exists already. Remove it, or save under another name.")

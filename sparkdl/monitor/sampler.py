@@ -99,7 +99,7 @@ class RankSampler:
             self._thread.join(_LAST_SAMPLE_S)
 
     def begin_program(self) -> None:
-        """Note that a program with its own training loop begins, which is also its first step."""
+        """Note that a program with its own training loop begins; the trace treats this as the beginning of step 1."""
         if self._trace is not None:
             self._trace.begin_step(1)
 

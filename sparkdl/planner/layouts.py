@@ -1,7 +1,7 @@
 """The layouts of a model on a cluster: which fit, how long a step takes, and which is the fastest.
 
 :func:`plan` enumerates the sizes of :class:`sparkdl.parallel.Parallelism`, estimates memory and time of each, and sorts
-them.
+them. :mod:`~sparkdl.planner.on_ranks` calls it for ``parallelism="auto"``.
 """
 
 from __future__ import annotations
@@ -301,7 +301,10 @@ class _Question:
     world_size: int
 
     def batch_on(self, cluster: Cluster) -> int:
-        """Rows of an update: as many on any cluster, or as many for each rank if the program fixes those of a pass."""
+        """Rows of an update on a cluster.
+
+        They are ``batch``, or in proportion to its ranks if the program fixes the number of passes.
+        """
         if self.freedom.passes is None:
             return self.batch
         return self.batch // self.world_size * cluster.world_size

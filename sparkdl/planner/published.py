@@ -83,7 +83,10 @@ class Run:
         return self.batch * of_row / seconds / self.cluster.world_size
 
     def _seconds(self, rows: int, passes: int) -> float | None:
-        """Seconds of a step; None if a number of rows that is not published does not fit."""
+        """Seconds of a step.
+
+        None if the run does not publish its rows per pass and ``rows`` gives too few passes or does not fit in memory.
+        """
         options: dict[str, Any] = {"rows": rows, "microbatches": passes, "recipe": self.recipe}
         memory = memory_of(self.shape, self.sizes, **options)
         fits = memory.total <= USABLE * self.cluster.device.memory_bytes

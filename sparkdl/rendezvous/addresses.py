@@ -186,9 +186,9 @@ def hosts_of_name(name: str) -> tuple[str, ...]:
 
 
 def hosts_known_as(whose: str, *names: str) -> tuple[str, ...]:
-    """Choose the addresses of this machine on which to listen for machines that know it by one of some names.
+    """Choose the addresses on which to listen for machines that know this machine by one of ``names``.
 
-    If no name is one of this machine's, they are those of :func:`reachable_hosts`, and a warning says so, once.
+    If no name belongs to this machine, return those of :func:`reachable_hosts`, and log a warning once.
 
     Args:
         whose: text that says where the first name comes from.

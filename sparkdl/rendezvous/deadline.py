@@ -1,4 +1,7 @@
-"""One point in time that several waits share, so that their sum stays within the caller's timeout."""
+"""One point in time that several waits share, so that their sum stays within the caller's timeout.
+
+Collectives of the native core have their own: native/include/sparkdl/deadline.h.
+"""
 
 from __future__ import annotations
 

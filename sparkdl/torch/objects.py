@@ -88,7 +88,7 @@ class _TensorOutline:
 
 
 def take_out_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Copy nested dicts, lists and tuples with outlines in place of dense tensors; append these to ``tensors``."""
+    """Copy nested dicts, lists and tuples with placeholders for dense tensors; append the tensors to ``tensors``."""
 
     def take_out(tensor: torch.Tensor) -> Any:
         refuse_shards(tensor)

@@ -76,7 +76,7 @@ class HostTime:
         self._blocked_s = 0.0
 
     def begin_step(self) -> None:
-        """Note that a step begins, with its batch at hand."""
+        """Note that a step begins; its batch has been read."""
         if self._blocked_before_s is None:  # reading it takes 13 us
             self._blocked_before_s = blocked_s(self._communicator)
 
@@ -108,7 +108,7 @@ class GpuTime:
         self._passes: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def begin_step(self) -> None:
-        """Note that a step begins, with its batch at hand."""
+        """Note that a step begins; its batch has been read."""
         self._begun = self._event()
 
     def end_forward(self) -> None:
@@ -211,12 +211,14 @@ class RankSpeeds:
         self._num_steps, self._num_rows, self._elapsed_s = 0, 0, 0.0
 
     def begin_step(self) -> None:
-        """Begin to measure a step, with its batch at hand."""
+        """Begin to measure a step; its batch has been read."""
         self._started = time.perf_counter()
         self.time.begin_step()
 
     def end_step(self, num_rows: int, *, epoch: int, step: int, following: int) -> None:
-        """End to measure a step; if it is time, exchange measurements and change the rows of later steps. Collective.
+        """Finish measuring a step. Collective.
+
+        At the end of a period, the ranks exchange measurements and adjust the rows of later steps.
 
         Args:
             num_rows: number of rows of this rank in the step.

@@ -491,7 +491,7 @@ def _try_features(
 
 
 def _describe(array: npt.NDArray[Any], dtype: str) -> str:
-    """Describe an input of the model: its shape, its dtype, and the dtype that the model got if it is another one."""
+    """Describe an input of the model: its shape and dtype, and the dtype to which it was converted, if that differs."""
     passed = "" if dtype == str(array.dtype) else f", passed as {dtype},"
     return f"of shape {array.shape} and dtype {array.dtype}{passed}"
 

@@ -132,10 +132,10 @@ def plan_layout(
 
 
 class StepMonitor(Protocol):
-    """Is told of each step of a rank; :class:`sparkdl.monitor.sampler.RankSampler` is one."""
+    """Called at the start and end of each step of a rank; :class:`sparkdl.monitor.sampler.RankSampler` is one."""
 
     def begin_step(self, number: int) -> None:
-        """Note that a step begins, with its batch at hand; steps are numbered from 1 over all epochs."""
+        """Note that a step begins; its batch has been read. Steps are numbered from 1 over all epochs."""
 
     def end_step(self, rows: int, *, batch: Mapping[str, Any], reading_s: float) -> None:
         """Note that a step has ended, with the seconds that the rank has waited for data in the epoch so far."""
@@ -173,7 +173,7 @@ def train(
             after the last step.
         handover: state that this rank has brought from an earlier world of an elastic launch, and takes along when it
             leaves; None if the ranks stay together.
-        monitor: is told of each step of this rank; None for no monitor.
+        monitor: called at the start and end of each step of this rank; None for no monitor.
 
     Raises:
         TrainingError: if the loss is no longer finite, or the user's code fails: the model, its losses, a trainStep,
@@ -226,7 +226,7 @@ class Trainer:
         on_step: called after each step and each batch of validation.
         on_position: called with a text that names epoch and step.
         handover: state from an earlier world of the ranks; None if they stay together.
-        monitor: is told of each step; None for no monitor.
+        monitor: called at the start and end of each step; None for no monitor.
 
     Attributes:
         device: device on which the module computes.

@@ -1,6 +1,7 @@
 """Checks that a DataFrame and its columns can be fed to ranks, from its type and schema alone.
 
 :func:`check_frame` accepts a DataFrame of classic Spark or Spark Connect that is not a stream, and imports no pyspark.
+The values become arrays in :mod:`sparkdl.data.dataset.arrow`.
 """
 
 from __future__ import annotations
@@ -178,7 +179,10 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
 
 
 def columns_of(fields: Iterable[StructField]) -> list[Column]:
-    """Return what types say about columns that can be fed: an array has the right depth, and lengths of 0."""
+    """Return the columns that the types describe: kind, dtype and number of array levels.
+
+    All lengths are 0, as types do not give them.
+    """
     columns = []
     for field in fields:
         stored = stored_type(field.dataType)

@@ -33,7 +33,10 @@ _IDENTITY_FUNCTION = "RDD._reserialize.<locals>.<lambda>"
 
 
 class UnknownRowsError(Exception):
-    """The rows of a DataFrame can differ in another run, or it is not known that they cannot; the text says why."""
+    """The rows of a DataFrame may differ when Spark computes them again, or sparkdl cannot rule that out.
+
+    The text says why.
+    """
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def _is_deterministic(plan: Any) -> bool:
 
 
 def _assembles(expression: Any) -> bool:
-    """Whether an expression is that of a VectorAssembler, which Spark calls nondeterministic, though it is not."""
+    """Whether an expression is a VectorAssembler's, which is deterministic although Spark marks it nondeterministic."""
     if _name(expression) != "Alias" or _name(expression.child()) != "ScalaUDF":
         return False
     function = expression.child()

@@ -162,11 +162,12 @@ def shutdown() -> None:
 
 
 def begin_again(reason: str = "", *, progress: int = -1) -> None:
-    """Shut down and initialize again on the same ranks, with the process sets given to ``init`` and not removed since.
+    """Shut down and initialize again on the same ranks, with the process sets that ``init`` was given, if not removed.
 
-    The same process set objects are usable again, and those that were added as rules. If ``init`` has not been called
-    before, this calls it. In an elastic run the ranks form another world: the sets given to ``init`` then have the
-    ranks of the same numbers there, or those of their rule; a set with a number that does not exist stays closed.
+    The same process set objects are usable again, including those that were added as rules. Without an earlier
+    ``init``, this calls it. In an elastic run the ranks form another world: a set given to ``init`` by ranks then has
+    the new world's ranks of the same numbers, and a set given as a rule has those that the rule returns; a set with a
+    rank that does not exist stays closed.
 
     Args:
         reason: why the ranks begin again, for ranks that still wait for this one.

@@ -96,7 +96,7 @@ def run_members(
     Raises:
         SlotsMissingError: if there are not enough slots for ``limits.least`` ranks in time.
         ProcessesLostError: if more ranks are lost than ``limits`` allow; it is the error of the last one.
-        LinkLostError: if ranks meet again and again without finishing a step.
+        LinkLostError: if ranks repeatedly meet without finishing a step.
         RankError: if code on a rank raises; ``__cause__`` is its exception.
         HangError: if the code of the ranks hangs.
     """

@@ -1,9 +1,9 @@
 """The roster of an elastic launch: which members there are, and who forms the next world.
 
-A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Its members then
-arrive here, one after the other, as each notices it; the next world begins when all that are left have arrived, with
-those that wait to join. Only its own members are waited for. If none of its members is left, the
-members that are started in their place begin together, as those of the first world do.
+A world ends when one of its members is lost or cannot reach the others, or when others wait to join. Each member then
+arrives here as soon as it notices. The next world begins when all remaining members have arrived, together with those
+that wait to join. Only members of the ended world are waited for. If none of them is left, the members that are started
+instead begin together, like those of the first world.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Roster:
         return number, MemberArrival.from_json(content)
 
     def _form(self) -> None:
-        """Begin the next world if all members of the current one that are left are here."""
+        """Begin the next world once every remaining member of the current one has arrived."""
         if self.world is not None:
             absent = set(self.world.members) - self._lost - self._waiting
             if absent:

@@ -116,7 +116,7 @@ def plan_with_whole_outputs(module: nn.Module, size: int) -> dict[str, str]:
 
 
 def plan_of_stage(plan: Mapping[str, str], stage: nn.Module) -> dict[str, str]:
-    """The entries of a whole model's plan, as :func:`plan_with_whole_outputs` makes it, for a stage of a pipeline."""
+    """Return the entries of :func:`plan_with_whole_outputs` that apply to one pipeline stage."""
     names = {name for name, _ in (*stage.named_modules(), *stage.named_parameters())}
     return {name: style for name, style in plan.items() if name in names}
 

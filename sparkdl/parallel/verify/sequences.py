@@ -46,12 +46,12 @@ _groups_with_model: set[str] = set()
 
 
 def check_shared_rows(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """Check that the ranks which share a sequence have the same one, while their model is verified. Collective.
+    """Check that the ranks which share a sequence hold the same sequence, while their model is verified. Collective.
 
-    Without a model of :func:`~sparkdl.parallel.share_sequences`, they are compared in each call.
+    If the group has had no model of :func:`~sparkdl.parallel.share_sequences`, every call compares the sequences.
 
     Raises:
-        ParamError: on all ranks, if they have different ones.
+        ParamError: on all ranks, if they hold different sequences.
     """
     verification = _sharing.get(group)
     if group.group_name not in _groups_with_model or (verification is not None and verification.is_due):

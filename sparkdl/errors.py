@@ -231,9 +231,10 @@ class TrainingError(SparkdlError, ArithmeticError):
 
 
 class ReplicasDifferError(TrainingError):
-    """Ranks that should train the same model have other weights; the message names a parameter, ranks, and since when.
+    """Ranks that should train the same model have different weights.
 
-    Make sure that whatever changes weights besides the optimizer, such as a callback, does so equally on all ranks.
+    The message names a parameter, the ranks, and since when. Make sure that callbacks and other code that change
+    weights outside of the optimizer do so equally on all ranks.
     """
 
 

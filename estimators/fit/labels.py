@@ -295,7 +295,7 @@ def _with_classes(
         if classes is None or len(classes) != most:
             held = "more" if classes is None else f"{len(classes)} different values, fewer"
             is_fewer = column.kind == "string" and classes is not None
-            remedy = ", or name all in Param labels, where rows may lack some" if is_fewer else ""
+            remedy = ", or list all of them in Param labels if the rows may lack some" if is_fewer else ""
             outputs = "an output for each" if classes is None else f"{len(classes)} outputs"
             raise DataError(
                 f"Column {column.name!r} holds {held} than the {most} classes of the model. Give the "

@@ -442,8 +442,8 @@ class ImageClassifier(
         num_classes = self._count_classes(dataset)
         if self.getBackbone() != OWN and inputs.num_channels not in (1, 3):
             raise DataError(
-                f"Param backbone is {self.getBackbone()!r}, which takes 3 channels, and the images in column {name!r} "
-                f"have {inputs.num_channels}. Take backbone={OWN!r}, or leave channels out."
+                f"Param backbone is {self.getBackbone()!r}, which takes images with 1 or 3 channels, and the images in "
+                f"column {name!r} have {inputs.num_channels}. Set backbone={OWN!r}, or keep 1 or 3 of the channels."
             )
         mean, deviation = self._scales(inputs, dataset, training)
         with seeded(self.getSeed()):

@@ -73,7 +73,8 @@ def _open(size: int, variable: str, environ: Mapping[str, str]) -> Communicator:
         while not request.Test():
             if deadline.expired:
                 raise CommunicatorTimeoutError(
-                    f"not all {size} ranks asked for their communicator within {_MEET_TIMEOUT_S:g} s"
+                    f"not all {size} ranks asked for their communicator within {_MEET_TIMEOUT_S:g} s. Call "
+                    "current_communicator() on every rank."
                 )
             time.sleep(_NAP_S)
         return buffer.tobytes().rstrip(b"\0")

@@ -109,7 +109,10 @@ class RankJob:
                 secret=bytes.fromhex(secret),
             )
         except ValueError as error:
-            raise LaunchError(f"{', '.join(JOB_VARIABLES)} do not describe a job: {error}") from error
+            raise LaunchError(
+                f"{', '.join(JOB_VARIABLES)} do not describe a job: {error}. Start ranks by `sparkdl run`, which sets "
+                "all of them."
+            ) from error
         return job.with_choices_of(environ)
 
     def with_choices_of(self, environ: Mapping[str, str]) -> RankJob:

@@ -198,8 +198,8 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
             raise ParamError(f"cache_location must be a folder that exists, got {cache_location!r}.")
         if shuffling_queue_capacity and not shuffle_row_groups:
             raise ParamError(
-                "shuffling_queue_capacity shuffles rows, which is done only where row groups are shuffled too. Set "
-                "shuffle_row_groups=True, or the capacity to 0."
+                f"shuffling_queue_capacity is {shuffling_queue_capacity}, which needs shuffle_row_groups=True. Set "
+                "that, or set shuffling_queue_capacity=0."
             )
         limit: dict[str, Any] = {} if cache_size_limit is None else {"cache_limit_bytes": cache_size_limit}
         feed = ParquetFeed(

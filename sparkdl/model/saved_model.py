@@ -101,6 +101,7 @@ _MANIFEST = "sparkdl_model.json"
 _WEIGHTS = "weights.safetensors"
 _ARCHITECTURE = "architecture.pkl"
 _PREPARE = "prepare.pkl"
+_SAVE_AGAIN = "Save the model again, or copy it again from where it was saved."
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         content = path.read_bytes()
     except FileNotFoundError:
         raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
-    with errors_as(SavedModelError, f"{path} is damaged"):
+    with errors_as(SavedModelError, f"{path} is damaged", _SAVE_AGAIN):
         manifest = json.loads(content)
         version = manifest["format_version"]
         if version > FORMAT_VERSION:
@@ -227,10 +228,14 @@ def _check_file(path: Path, expected: dict[str, Any]) -> None:
         raise SavedModelError(f"{path.parent} is incomplete: {path.name} is missing.")
     size = path.stat().st_size
     if size != expected.get("bytes"):
-        raise SavedModelError(f"{path} is damaged: it has {size} bytes instead of {expected.get('bytes')}.")
+        raise SavedModelError(
+            f"{path} is damaged: it has {size} bytes instead of {expected.get('bytes')}. {_SAVE_AGAIN}"
+        )
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     if digest.hexdigest() != expected.get("sha256"):
-        raise SavedModelError(f"{path} is damaged: its content does not match the checksum in {_MANIFEST}.")
+        raise SavedModelError(
+            f"{path} is damaged: its content does not match the checksum in {_MANIFEST}. {_SAVE_AGAIN}"
+        )

@@ -155,7 +155,9 @@ class TensorBoardExport:
         try:
             self._waiting.put_nowait(snapshot)
         except queue.Full:
-            raise TimeoutError(f"it is {self._waiting.maxsize} snapshots behind") from None
+            raise TimeoutError(
+                f"{self._waiting.maxsize} snapshots wait to be written; its disk may be slow or hang"
+            ) from None
 
     def close(self) -> None:
         """Write what is left."""

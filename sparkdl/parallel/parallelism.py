@@ -355,7 +355,7 @@ class RankLayout:
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in DIMENSIONS]
     if unknown or not names:
-        raise ParamError(
-            f"There is no dimension {' or '.join(map(repr, unknown)) or ''}; there are {', '.join(DIMENSIONS)}."
-        )
+        named = f"There is no dimension {' or '.join(map(repr, unknown))}"
+        wrong = named if unknown else "No dimension was named"
+        raise ParamError(f"{wrong}; the dimensions are {', '.join(DIMENSIONS)}.")
     return tuple(sorted(names, key=DIMENSIONS.index))

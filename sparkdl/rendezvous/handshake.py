@@ -119,7 +119,7 @@ class ClientHandshake:
 
     def _answer_greeting(self, greeting: bytes) -> bytes:
         if not greeting.startswith(_NAME):
-            raise AuthenticationError("is not a listener of sparkdl, or of another version")
+            raise AuthenticationError("is not a listener of sparkdl, or runs another version of it")
         _check_version(greeting)
         if greeting == VERSION_NOTICE:
             raise AuthenticationError(_REFUSAL)

@@ -286,8 +286,8 @@ class Objective:
         for name, values in changed.items():
             if len(values) != num_rows:
                 raise ParamError(
-                    f"Param augment returned {len(values)} rows of {name!r} for {num_rows}. It may change rows, not "
-                    "how many there are."
+                    f"Param augment returned {len(values)} rows of {name!r} for {num_rows}. It may change values, but "
+                    "must keep the number of rows."
                 )
         return changed
 

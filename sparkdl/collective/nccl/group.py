@@ -136,7 +136,9 @@ class NcclBatch:
         """Return the dtype and the operation for NCCL, and the factor of a sum; empty for no factor."""
         if array.dtype == "bool":
             if op not in _BITS or prescale != 1.0:
-                raise ParamError(f"bools can be reduced by {sorted(_BITS)} and are not scaled, got {op!r}")
+                raise ParamError(
+                    f"bools can be reduced by {sorted(_BITS)}, without a factor; got op={op!r}, prescale={prescale:g}"
+                )
             return "uint8", _BITS[op], b""
         if prescale == 1.0:
             return array.dtype, op, b""

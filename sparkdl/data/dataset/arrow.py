@@ -242,9 +242,9 @@ def _without_nulls(values: pa.Array, column: Column) -> tuple[pa.Array, npt.NDAr
             values = values.cast(pa.float64())
         except pa.ArrowInvalid as error:
             raise DataError(
-                f"Column {column.name!r} may hold nulls, so that its integers become float64, and some are above "
-                "2**53, which float64 does not tell apart. Subtract a whole number from them, cast them to double, or "
-                "to strings if they are categories."
+                f"Column {column.name!r} may hold nulls, so its integers are read as float64, which is exact only up "
+                "to 2**53 in magnitude, and some are larger. Subtract a constant from the column, cast it to double, "
+                "or cast it to string if its values are categories."
             ) from error
     if not values.null_count:
         return values, None
@@ -471,7 +471,10 @@ def _stacked(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> npt.ND
             )
     rows = np.asarray(items) if len(items) else np.empty(0, column.dtype)
     if rows.size and not np.can_cast(rows.dtype, column.dtype, "same_kind"):
-        raise DataError(f"Column {column.name!r} holds {rows.dtype}, which is no {column.dtype}.")
+        raise DataError(
+            f"Column {column.name!r} holds {rows.dtype}, which cannot be converted to {column.dtype}. Return values of "
+            "that type."
+        )
     return rows.astype(column.dtype, copy=False).reshape((len(items), *column.shape))
 
 

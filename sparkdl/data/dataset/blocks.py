@@ -177,7 +177,8 @@ def _matrix(name: str, field: Sequence[Column]) -> tuple[Column, ...]:
             held = f"arrays of {column.dtype}" if column.shape else column.dtype
             raise DataError(
                 f"The columns of the matrix {name!r} must be scalars of one type, but {columns[0].name!r} holds "
-                f"{columns[0].dtype} and {column.name!r} {held}. Cast them to one type, or name them apart."
+                f"{columns[0].dtype} and {column.name!r} {held}. Cast them to one type, or give each of them a name of "
+                "its own in columns."
             )
     return columns
 

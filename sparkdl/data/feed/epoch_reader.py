@@ -141,7 +141,7 @@ class EpochReader:
         self.row_counts = count_rows(len(self.dataset.row_groups), count_in_threads, communicator)
         if not sum(self.row_counts):
             raise EmptyDatasetError(
-                f"None of the {self.dataset.num_rows} rows passes the row filter; there is nothing to feed."
+                f"None of the {self.dataset.num_rows} rows passes the row filter. Change the filter."
             )
         return self.row_counts
 

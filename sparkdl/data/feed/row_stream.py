@@ -73,7 +73,10 @@ class RowStream:
                 without_rows += self._next_batch()
                 # The rests of several epochs can have no rows for this rank; a whole epoch of such a feed has some.
                 if without_rows > 1 and not isinstance(self.feed, ParquetFeed):
-                    raise DataError(f"The feed {self.name!r} has no rows on this rank, so it cannot repeat.")
+                    raise DataError(
+                        f"An epoch of the feed {self.name!r} has no rows on this rank, so the blend cannot take any "
+                        "from it. Give it more rows, or leave it out."
+                    )
                 continue
             assert self._batch is not None, "there is a rest of it"
             count = min(rest, rows)
@@ -90,7 +93,10 @@ class RowStream:
             DataError: if an epoch has no batches.
         """
         if self._next_batch() and self._next_batch():
-            raise DataError(f"The feed {self.name!r} has no batches, so it cannot repeat.")
+            raise DataError(
+                f"An epoch of the feed {self.name!r} has no batches, so the blend cannot take any from it. Give it "
+                "more rows or a smaller batch_size, or leave it out."
+            )
         assert self._batch is not None, "it is not at an end"
         self.row = num_rows(self._batch)
         return self._batch

@@ -317,7 +317,7 @@ def check_lease(url: str, name: str, *, user: str, setting: str) -> None:
             "driver and every executor reach, or set SPARKDL_STORE to such a folder."
         )
     raise CheckpointsInUseError(
-        f"Another {user} has taken the {setting} {url} since this one began, or this rank was taken for lost and the "
+        f"Another {user} has taken the {setting} {url} since this one began, or this rank was considered lost and the "
         f"ranks were restarted. Give each {user} its own folder."
     )
 

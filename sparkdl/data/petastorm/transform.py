@@ -75,8 +75,8 @@ def call_function(function: Any, argument: Any) -> Any:
 def missing_result_error(name: str, returned: Sequence[Any]) -> DataError:
     """Return the error for a column that is missing from the result of the function."""
     return DataError(
-        f"the function of the TransformSpec gave no column {name!r}, but {', '.join(map(str, returned))}; name what it "
-        "takes away in removed_fields"
+        f"the function of the TransformSpec returned no column {name!r}, only {', '.join(map(str, returned))}; list "
+        "the columns that it removes in removed_fields"
     )
 
 

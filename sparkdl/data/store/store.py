@@ -174,7 +174,10 @@ class Store:
                 self.location.filesystem.rm(probe)
             raise self.cannot_be_written(error) from error
         if content != b"sparkdl":
-            raise StoreError(f"The Store {self.url} does not give back what was written to it.")
+            raise StoreError(
+                f"The Store {self.url} returns other bytes than were written to it. Check its filesystem, or set "
+                "another Store."
+            )
 
     def cannot_be_written(self, error: BaseException) -> StoreError:
         """Return the error for a Store that cannot be written."""

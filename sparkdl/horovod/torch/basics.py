@@ -341,15 +341,15 @@ def _exchange(
     if problems:
         by_whom = "; ".join(f"{said.rstrip('.')} ({ranks})" for said, ranks in problems)
         raise ParamError(
-            f"{failed} {by_whom}. Give all ranks the same process sets, each of other ranks; nothing is open, and"
-            " hvd.init() may be called again."
+            f"{failed} {by_whom}. Give all ranks the same process sets, no two of them with the same ranks. Nothing is "
+            "open, so hvd.init() can be called again."
         )
     sets_of_ranks = _by_ranks({rank: str(sets) for rank, (_, _, sets, _) in enumerate(reported)})
     if len(sets_of_ranks) > 1:
         by_whom = "; ".join(f"{ranks}: {sets}" for sets, ranks in sets_of_ranks)
         raise ParamError(
-            f"{failed} the ranks gave different process_sets: {by_whom}. Give all ranks the same, in the same order; "
-            "nothing is open, and hvd.init() may be called again."
+            f"{failed} the ranks gave different process_sets: {by_whom}. Give all ranks the same, in the same order. "
+            "Nothing is open, so hvd.init() can be called again."
         )
     from_comms = sorted({tuple(ranks) for _, _, _, sets in reported for ranks in sets})
     return reported[0][0], [*map(list, from_comms), *by_ranks]

@@ -91,7 +91,8 @@ class Invitation:
             ) from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ParamError(
-                f"{path} holds a secret, and other users can read it. Use `chmod 600 {path}`, if you trust them so far."
+                f"{path} holds a secret, and other users can read it. Run `chmod 600 {path}`; if you do not trust all "
+                "of them, start the run again, which makes a new secret."
             )
         try:
             fields = json.loads(text)

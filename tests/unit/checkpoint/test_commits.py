@@ -81,7 +81,7 @@ def test_ranks_that_were_replaced_cannot_write(lease, commits):
     keep(commits, 1)
     renewed = CommitPlace(lease.url, lease.change_name())
     assert read(renewed) == 1
-    with pytest.raises(CheckpointsInUseError, match="this rank was taken for lost"):
+    with pytest.raises(CheckpointsInUseError, match="this rank was considered lost"):
         keep(commits, 2)
     keep(renewed, 3)
     assert read(renewed) == 3

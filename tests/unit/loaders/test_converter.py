@@ -151,7 +151,7 @@ def test_converter_has_size_and_files_and_can_be_sent_to_ranks(
         ),
         ({"num_epochs": 0}, "num_epochs must be at least 1"),
         ({"cache_type": "redis"}, "cache_type must be 'memory', 'local-disk' or None, got 'redis'"),
-        ({"shuffle_row_groups": False, "shuffling_queue_capacity": 9}, "Set shuffle_row_groups=True"),
+        ({"shuffle_row_groups": False, "shuffling_queue_capacity": 9}, "is 9, .* shuffle_row_groups=True"),
         ({"reader_pool_type": "process"}, "takes no 'reader_pool_type' here"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],

@@ -143,7 +143,7 @@ def test_missing_values_are_refused_unless_they_are_imputed(dataset):
 
 
 def test_integer_categories_that_doubles_cannot_hold_are_refused_with_nulls(dataset):
-    with pytest.raises(DataError, match=r"'large' may hold nulls, .* some are above 2\*\*53"):
+    with pytest.raises(DataError, match=r"'large' may hold nulls, .* up to 2\*\*53"):
         learn(estimator(featuresCol=["large"], categoricalCols=["large"]), dataset)
 
 

@@ -394,7 +394,7 @@ def _check_weights(least: float | None) -> None:
     """Check the smallest row weight; None without rows.
 
     Raises:
-        DataError: if it is no weight.
+        DataError: if it is not a weight.
     """
     if least is not None and not 0 <= least < math.inf:
         raise DataError(

@@ -503,7 +503,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
 
 def _row_by_row(dataset: DataFrame) -> DataFrame:
-    """Return the same rows, such that Spark passes them on row by row and not as columnar batches.
+    """Return the same rows in a plan that makes Spark pass them on row by row, not as columnar batches.
 
     If a table is columnar, from the cache or from Parquet, Spark (since 4.2; measured on 4.3) converts it to rows for a
     Python function, and its rows to columns again: ``transform`` as a whole takes a quarter more time. Only Arrow

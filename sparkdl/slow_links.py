@@ -136,7 +136,7 @@ COMPRESSIONS: tuple[type[Any], ...] = (PowerSGD, TopK)
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
-    """Return settings as a dict that JSON can hold: their class as ``kind``, and values that are no defaults."""
+    """Return settings as a dict that JSON can hold: their class as ``kind``, and values other than the defaults."""
     plain = {field.name: field.default for field in fields(settings)}
     changed = {name: value for name, value in asdict(settings).items() if value != plain[name]}
     return {"kind": type(settings).__name__, **changed}

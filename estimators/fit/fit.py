@@ -410,7 +410,7 @@ def with_param_maps(estimator: E, maps: Sequence[dict[Any, Any]]) -> list[E]:
     """Return a checked copy of an estimator for each Param map; several copies get separate folders of checkpoints.
 
     Raises:
-        ParamTypeError: if ``maps`` is no list of Param maps.
+        ParamTypeError: if ``maps`` is not a list of Param maps.
         ParamError: if a map cannot work; the message says which map, and why.
     """
     if not isinstance(maps, list | tuple) or not all(isinstance(param_map, dict) for param_map in maps):

@@ -151,7 +151,7 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
         if bad.any():
             remedy = "" if column.shape else ", name them in Param labels"
             if np.isnan(values).any():
-                raise DataError(f"Column {name!r} holds NaN, which is no class. Leave those rows out.")
+                raise DataError(f"Column {name!r} holds NaN, which is not a class. Leave those rows out.")
             if (values == TORCH_IGNORE_INDEX).any() and not column.shape:
                 raise DataError(
                     f"Column {name!r} holds the label {TORCH_IGNORE_INDEX}: {advice_on_ignored(name)}"

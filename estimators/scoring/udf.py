@@ -228,7 +228,7 @@ class Packing:
         return F.expr(f"array({', '.join(casts)})")
 
     def without_nulls(self, packed: SparkColumn) -> SparkColumn:
-        """Return the packed column such that pandas does not make floating-point numbers of integers."""
+        """Return the packed column with zeros for nulls, so that pandas does not convert integers to floats."""
         if self.element in _DIRECTLY.values():
             return packed
         zero = F.lit(0).cast(self.element)

@@ -44,11 +44,11 @@ def parse_counts(text: str, what: str = "ranks") -> list[int]:
     """Return the numbers in ``--ranks``, or another option, separated by commas, in ascending order.
 
     Raises:
-        ParamError: if it is no list of numbers.
+        ParamError: if it is not a list of numbers.
     """
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise ParamError(f"--{what} {text} is no list of numbers of {what}, such as 1,2,4.")
+        raise ParamError(f"--{what} {text} is not a list of numbers of {what}, such as 1,2,4.")
     return sorted({int(part) for part in parts})
 
 
@@ -56,12 +56,12 @@ def parse_rates(text: str) -> list[float]:
     """Return the rates in ``--megabits``, separated by commas.
 
     Raises:
-        ParamError: if it is no list of numbers above 0.
+        ParamError: if it is not a list of numbers above 0.
     """
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise ParamError(f"--megabits {text} is no list of numbers.") from error
+        raise ParamError(f"--megabits {text} is not a list of numbers.") from error
     if min(rates) <= 0:
         raise ParamError(f"--megabits {text} has a rate that is not above 0.")
     return rates

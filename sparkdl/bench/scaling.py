@@ -177,7 +177,7 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
         for pattern in (FILES, *([HELD_OUT_FILES] if arguments.accuracy is not None else [])):
             files_of_cifar(arguments.data, pattern)
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
-        raise ParamError(f"--accuracy {arguments.accuracy:g} is no share between 0 and 1.")
+        raise ParamError(f"--accuracy {arguments.accuracy:g} is not a share between 0 and 1.")
     _check_place(arguments, counts[-1])
     check_common_arguments(arguments)
     return counts, names_of(arguments.modes, MODES, "--modes", least=1)

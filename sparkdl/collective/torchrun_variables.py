@@ -144,7 +144,7 @@ def as_single_rank() -> Iterator[None]:
 
 
 def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ``torchrun`` for a task of SLURM's ``srun``; empty if it is no task, or the only one.
+    """Return the variables of ``torchrun`` for a task of SLURM's ``srun``; empty if it is not a task, or the only one.
 
     Rank 0 is on the first host of the step. Its port follows from the job's id, so that jobs on one host differ, unless
     ``MASTER_PORT`` is set.

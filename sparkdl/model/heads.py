@@ -51,7 +51,7 @@ class LabelColumn:
         return class_numbers(values, self.classes, self.name)
 
     def class_numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the class of each label of a batch; a number that is no class for a label that the loss ignores.
+        """Return the class of each label of a batch; a number that is not a class for a label that the loss ignores.
 
         Raises:
             DataError: if a label is not one of the classes, such as 0.7 where the loss takes 0 and 1.

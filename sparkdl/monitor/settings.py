@@ -65,7 +65,7 @@ class Monitor:
             raise ParamError(f"{name} of a Monitor is {value!r}; it has to be {wanted}.")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings that are no defaults, as JSON can hold them."""
+        """Return the settings that differ from their defaults, as JSON can hold them."""
         settings = as_dict(self)
         del settings["kind"]
         return settings

@@ -23,7 +23,7 @@ _SLOW = 1.25
 """Slowness from which a rank is shown in colour."""
 
 _WIDTH_OF_FILES = 200
-"""Characters of a line where the output is no terminal: no column is left out."""
+"""Characters of a line where the output is not a terminal: no column is left out."""
 
 _DESCRIPTION = """\
 Shows the fits and runs of this user on this machine that have a monitor, as TorchEstimator(monitor=Monitor()) and

@@ -398,8 +398,9 @@ class TransformedImages:
             image = open_upright(bytes(row), where=where)
         else:
             raise DataError(
-                f"The value in {where} is no image but {type(row).__name__}. A transform takes encoded images (binary, "
-                "as spark.read.format('binaryFile') has them in the column content) or images of Spark's image source."
+                f"The value in {where} is not an image but {type(row).__name__}. A transform takes encoded images "
+                "(binary, as spark.read.format('binaryFile') has them in the column content) or images of Spark's "
+                "image source."
             )
         with errors_as(DataError, f"The transform failed on the image in {where}"):
             made = self.transform(image)

@@ -169,7 +169,7 @@ def _fetch(name: str, revision: str | None) -> str:
         "Check the name, and log in with `hf auth login` if the model is not public. Where the hub cannot be reached, "
         f"run `hf download {name} --local-dir FOLDER` elsewhere, and give the folder.{hint}"
     )
-    what = f"Param pretrained is {name!r}, which is no folder here, and cannot be fetched from Hugging Face's hub"
+    what = f"Param pretrained is {name!r}, which is not a folder here, and cannot be fetched from Hugging Face's hub"
     with errors_as(ParamError, what, advice):
         folder: str = hub.snapshot_download(
             name, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_READ

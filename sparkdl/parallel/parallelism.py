@@ -280,7 +280,7 @@ class RankLayout:
     Attributes:
         sizes: resolved sizes of all dimensions.
         mesh: device mesh of the ranks, ``(pipeline, data, shard, context, tensor)``; ``mesh["tensor"]`` is the mesh of
-            that dimension alone.
+            only that dimension.
         sharding_mesh: the same mesh with the ranks of shard and context in one dimension, ``"shard"``.
     """
 

@@ -159,9 +159,9 @@ LINKS = {
 """Links inside of a host by name.
 
 Rings reach 0.8 of a link's rate: 235 of 300 GB/s with NVLink 3, as nccl-tests shows (S. Bekman, "Machine Learning
-Engineering", network); 360 of 450 with NVLink 4; about 0.65 of PCIe's. Latencies are those by which NCCL chooses its
-algorithms (src/graph/tuning.cc, LL128). ``memory`` is the shared memory of CPU ranks, as ``sparkdl bench allreduce``
-finds it on 2 cores; ``--measure`` measures it."""
+Engineering", network); 360 of 450 with NVLink 4; about 0.65 of PCIe's. Latencies are those that NCCL uses to choose
+its algorithms (src/graph/tuning.cc, LL128). ``memory`` is the shared memory of CPU ranks, as
+``sparkdl bench allreduce`` finds it on 2 cores; ``--measure`` measures it."""
 
 INSIDE = {
     "v100": "nvlink2",

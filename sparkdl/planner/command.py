@@ -178,8 +178,8 @@ def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], l
         for number, batch in batches.items():
             if batch % 1:
                 raise ParamError(
-                    f"--weak lets {options.batch} rows on {hosts[0]} hosts grow to {batch:g} on {number}, which is no "
-                    f"whole number. Choose a --batch that is a multiple of {hosts[0]}."
+                    f"--weak lets {options.batch} rows on {hosts[0]} hosts grow to {batch:g} on {number}, which is "
+                    f"not a whole number. Choose a --batch that is a multiple of {hosts[0]}."
                 )
     cluster = _cluster(options)
     precision = options.precision or ("float32" if cluster.device.is_cpu else "bfloat16")

@@ -45,7 +45,7 @@ def shape_of_module(module: nn.Module, *, sequence: int | None = None) -> Decode
         return shape_of_config(config.to_dict(), name=type(module).__name__, sequence=sequence)
     if not hasattr(sizes, "hidden_features"):
         raise ParamError(
-            f"{type(module).__name__} is no decoder whose sizes the planner can read. Give "
+            f"{type(module).__name__} is not a decoder whose sizes the planner can read. Give "
             "sparkdl.planner.count(module, inputs)."
         )
     if sequence is None:

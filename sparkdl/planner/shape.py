@@ -454,11 +454,11 @@ def shape_from_text(text: str, *, sequence: int | None = None) -> DecoderShape:
         try:
             config = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise ParamError(f"{text} is no folder of a Hugging Face model: {path}: {error}") from error
+            raise ParamError(f"{text} is not a folder of a Hugging Face model: {path}: {error}") from error
         return shape_of_config(config, name=Path(text).absolute().name, sequence=sequence)
     if "=" not in text:
         raise ParamError(
-            f"{text!r} is no model: give one of {', '.join(MODELS)}, a folder with a config.json, or sizes such as "
+            f"{text!r} is not a model: give one of {', '.join(MODELS)}, a folder with a config.json, or sizes such as "
             "width=4096,layers=32,heads=32,vocabulary=32000."
         )
     fields = {name for name in DecoderShape.__dataclass_fields__ if name not in ("name", "sequence")}

@@ -102,7 +102,7 @@ def make_prompt(sock: socket.socket) -> None:
 def give_up_undelivered(sock: socket.socket) -> None:
     """Make a socket also fail when data was not acknowledged for :data:`GONE_S`.
 
-    Only for connections whose other end always reads: data that waits for a busy reader is given up, too.
+    Use this only for connections whose other end always reads: data that waits for a busy reader is given up, too.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * GONE_S))

@@ -31,7 +31,7 @@ class FutureCompleter:
       next callback begins.
     * A callback may wait for anything else, such as a future that completes after its own, also by polling. If it has
       slept for a while, or has not returned within the process group's timeout, another thread continues with the
-      futures that follow. Only in this case do two callbacks run at the same time.
+      futures that follow. Two callbacks run at the same time only in this case.
 
     A callback runs on the thread that attaches it if the future is already complete, else on a thread of this class.
     The order of its collectives among those of other threads therefore differs between ranks: a program whose callbacks

@@ -58,7 +58,7 @@ def test_model_has_the_parameters_that_its_name_says() -> None:
     ("options", "message"),
     [
         (("--every", "0"), "--every 0 is too few"),
-        (("--megabits", "fast"), "--megabits fast is no list of numbers"),
+        (("--megabits", "fast"), "--megabits fast is not a list of numbers"),
         (("--megabits", "100,0"), "has a rate that is not above 0"),
         (("--contenders", "alone;DDP"), "--contenders DDP is unknown; it may be any of alone; averaged"),
     ],

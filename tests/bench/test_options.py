@@ -29,7 +29,7 @@ from tests.bench.parsed import parsed
         (fit, ("--scale", "0.0001"), "leaves 100 rows"),
         (fit, ("--against", "gloo"), "--against gloo"),
         (fit, ("--json", "no/such/folder/file"), "no such folder"),
-        (launch, ("--ranks", "2,0"), "--ranks 2,0 is no list of numbers of ranks"),
+        (launch, ("--ranks", "2,0"), "--ranks 2,0 is not a list of numbers of ranks"),
         (parallel, ("--models", "7B"), "--models 7B is unknown"),
         (parallel, ("--batches", "4"), "--batches 4 is not rows x positions"),
         (parallel, ("--batches", "4x30"), "a number of positions that 4 divides"),

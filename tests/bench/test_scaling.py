@@ -191,7 +191,7 @@ def test_files_that_are_not_cifars_binary_version_are_refused(tmp_path: Path) ->
     with pytest.raises(DataError, match="unpack the binary one, cifar-10-binary.tar.gz"):
         JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path), False)
     (tmp_path / "data_batch_1.bin").write_bytes(b"0" * 100)
-    with pytest.raises(DataError, match="100 bytes, which is no multiple of 3073"):
+    with pytest.raises(DataError, match="100 bytes, which is not a multiple of 3073"):
         JOBS["cnn"].draw(1, torch.Generator(), str(tmp_path), False)
 
 
@@ -211,7 +211,7 @@ def test_a_folder_without_images_is_refused_before_ranks_start(tmp_path: Path) -
     ("options", "message"),
     [
         (("--ranks", "1"), "--ranks 1 shows no scaling"),
-        (("--ranks", "many"), "--ranks many is no list of numbers"),
+        (("--ranks", "many"), "--ranks many is not a list of numbers"),
         (("--ranks", "2,3"), "--batch 256 cannot be shared by 3 ranks alike"),
         (("--batch", "0"), "--batch 0 is too little"),
         (("--strategies", "tensor"), "cnn cannot be divided so; use --model gpt"),
@@ -220,7 +220,7 @@ def test_a_folder_without_images_is_refused_before_ranks_start(tmp_path: Path) -
         (("--strategies", "data+shard"), "leaves more than one size open"),
         (("--strategies", "shard=4"), "fits none of the numbers of ranks, 1,2"),
         (("--against", "ray"), "--against ray is unknown"),
-        (("--accuracy", "60"), "--accuracy 60 is no share between 0 and 1"),
+        (("--accuracy", "60"), "--accuracy 60 is not a share between 0 and 1"),
         (("--model", "gpt", "--data", "images"), "gpt reads tokens, which are made"),
         (("--megabits", "10", "--master", "local[2]"), "choose one"),
     ],

@@ -159,7 +159,7 @@ def _cifar(folder: str, pattern: str) -> Batch:
         content = np.concatenate([np.fromfile(file, np.uint8) for file in files_of_cifar(folder, pattern)])
         if content.size % _CIFAR_ROW_BYTES:
             raise DataError(
-                f"The files {pattern} in {folder} have {content.size} bytes, which is no multiple of "
+                f"The files {pattern} in {folder} have {content.size} bytes, which is not a multiple of "
                 f"{_CIFAR_ROW_BYTES}, the bytes of an image: unpack them again."
             )
         rows = content.reshape(-1, _CIFAR_ROW_BYTES)

@@ -29,7 +29,7 @@ _NUM_THREADS = 16
 
 
 def refuse_tables(filesystem: Any, path: str, url: str, paths: Iterable[str] = (), *, why: str = "") -> None:
-    """Check that a folder is no table with a log, is not inside of one, and has none inside.
+    """Check that a folder is not a table with a log, is not inside of one, and has none inside.
 
     Args:
         filesystem: filesystem of fsspec.

@@ -197,7 +197,7 @@ class FooterCache:
             source: the open file, which the caller closes.
 
         Raises:
-            pyarrow.ArrowInvalid: if it is no Parquet file.
+            pyarrow.ArrowInvalid: if it is not a Parquet file.
         """
         raw = _raw_footer(source)
         if raw is None:

@@ -109,7 +109,7 @@ def array_from_npy(value: bytes) -> npt.NDArray[np.generic]:
     """Return the array in the bytes of an ``.npy`` file, as ``np.load`` does; it is writable.
 
     Raises:
-        ValueError: if the bytes are no ``.npy`` file, are truncated, or hold Python objects.
+        ValueError: if the bytes are not a ``.npy`` file, are truncated, or hold Python objects.
     """
     value = bytes(value)
     start = len(_MAGIC) + 2
@@ -132,7 +132,7 @@ def array_from_npz(value: bytes, name: str) -> npt.NDArray[np.generic]:
     Raises:
         ValueError: as :func:`array_from_npy` raises.
         KeyError: if there is no array of that name.
-        zipfile.BadZipFile: if the bytes are no ``.npz`` file.
+        zipfile.BadZipFile: if the bytes are not a ``.npz`` file.
     """
     with ZipFile(BytesIO(value)) as archive:
         return array_from_npy(archive.read(f"{name}.npy"))

@@ -146,7 +146,7 @@ def materialize(
         until a block ends.
 
     Raises:
-        DataError: if ``df`` is no DataFrame of Spark, or a stream; if a column is missing or cannot be fed, or has
+        DataError: if ``df`` is not a DataFrame of Spark, or a stream; if a column is missing or cannot be fed, or has
             nulls; if there are no rows; if Spark cannot read a file, which the message names.
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.

@@ -32,7 +32,7 @@ class MemberArrival:
         progress: how far its state has come, such as a number of steps; -1 if it has no state.
         is_done: whether its function has returned.
         has_left: whether it waits for no answer, as its member returns the values of the run.
-        is_leaving: whether its member is to leave the run after the current step; this is no arrival yet.
+        is_leaving: whether its member is to leave the run after the current step; this is not an arrival yet.
         is_lost: whether its process has ended.
     """
 

@@ -52,10 +52,10 @@ def test_an_id_is_found_in_the_cache_of_the_hub_with_the_task_of_its_configurati
 
 def test_an_id_that_cannot_be_fetched_says_what_to_do(hub):
     for name, words in (
-        ("some/bert", "is no folder here.*hf auth login.*hf download some/bert --local-dir"),
+        ("some/bert", "is not a folder here.*hf auth login.*hf download some/bert --local-dir"),
         ("timm/resnet18", "'timm:resnet18'"),
         ("resnet18", "hf auth login.* given as 'timm:resnet18'"),
-        ("not a name", "is no folder here"),
+        ("not a name", "is not a folder here"),
     ):
         with pytest.raises(ParamError, match=words):
             find_source(name, task=None, revision=None)
@@ -190,7 +190,7 @@ def test_rows_that_are_not_images_and_transforms_that_fail_name_the_row():
     for rows, transform, words in (
         (images, np.asarray, r"shapes \(4, 4, 3\) and \(5, 4, 3\).*CenterCrop"),
         (images, fails, "failed on the image in column 'x', row 0 of its batch,: ValueError: too small"),
-        (np.array(["text"], object), np.asarray, "is no image but str"),
+        (np.array(["text"], object), np.asarray, "is not an image but str"),
         (np.array([b"text"], object), np.asarray, "cannot be decoded"),
     ):
         with pytest.raises(DataError, match=words):

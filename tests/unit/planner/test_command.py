@@ -90,7 +90,7 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "needs a model and --batch"),
         (["llama-1b"], "needs a model and --batch"),
-        (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is no list of numbers of hosts"),
+        (["llama-1b", "--batch", "8", "--hosts", "two"], "--hosts two is not a list of numbers of hosts"),
         (["llama-1b", "--batch", "8", "--device", "h900"], "There is no device 'h900'"),
         (["llama-1b", "--batch", "8", "--device", "cpu"], "add --measure"),
         (
@@ -108,7 +108,7 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["llama-1b", "--published"], "llama-1b is a model to plan. Leave one"),
         (["llama-1b", "--batch", "8", "--plot", "plan.foo"], "its name must end in .png"),
-        (["llama-1b", "--batch", "9", "--weak", "--hosts", "2,3"], "which is no whole number"),
+        (["llama-1b", "--batch", "9", "--weak", "--hosts", "2,3"], "which is not a whole number"),
         (["llama-405b", "--batch", "8"], "fits on 1 x 8 h100"),
         (["llama-405b", "--batch", "8", "--hosts", "1,2"], "fits on 1 x 8 h100"),
     ],

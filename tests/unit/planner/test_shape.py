@@ -74,7 +74,7 @@ def test_a_mixture_of_experts_is_refused_by_name() -> None:
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamError, match="no folder of a Hugging Face model"):
+    with pytest.raises(ParamError, match="not a folder of a Hugging Face model"):
         shape_from_text(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(ParamError, match="no vocab_size and no num_hidden_layers"):
@@ -84,7 +84,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("llama-9b", "'llama-9b' is no model"),
+        ("llama-9b", "'llama-9b' is not a model"),
         ("width=8,layers=2", "lack heads, vocabulary"),
         ("width=8,layers=2,heads=2,vocabulary=16", "lack --sequence"),
         ("width=8,depth=2", "'depth=2' is not a size"),
@@ -133,7 +133,7 @@ def test_a_counted_decoder_has_the_numbers_of_its_sizes() -> None:
 def test_a_module_that_cannot_be_counted_is_refused() -> None:
     with pytest.raises(ParamError, match="Linear cannot be called on the meta device"):
         count(nn.Linear(4, 4), torch.zeros(2, 5))
-    with pytest.raises(ParamError, match="Linear is no decoder"):
+    with pytest.raises(ParamError, match="Linear is not a decoder"):
         shape_of_module(nn.Linear(4, 4))
 
 

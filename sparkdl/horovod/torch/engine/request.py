@@ -94,7 +94,7 @@ class Description:
 
     @property
     def operation(self) -> str:
-        """The operation that was called, from the name; also ``"grouped_allreduce"``, which is no :class:`Kind`."""
+        """The operation that was called, from the name; also ``"grouped_allreduce"``, which is not a :class:`Kind`."""
         return self.name.partition(".")[0]
 
     @property

@@ -106,6 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
         fits, losses = measure(spark, size, list(present), arguments.rounds, Path(folder))
     rows = make_rows(size, times, fits, losses)
     show("fit", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing)
+    for row in rows:
+        if row["parts_s"]:
+            parts = ", ".join(f"{part} {seconds:.2f} s" for part, seconds in row["parts_s"].items())
+            print(f"The training of {row['contender']}, on average over the ranks: {parts}.")
     return 0
 
 
@@ -187,7 +191,7 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Return one row per contender, and one for the arithmetic.
 
-    ``phases_s`` holds the median seconds of each phase.
+    ``phases_s`` holds the median seconds of each phase, and ``parts_s`` those of each part of the training.
     """
     times = {ARITHMETIC: list(arithmetic_times)}
     times |= {name: [fit.seconds for fit in repeats] for name, repeats in fits.items()}
@@ -201,6 +205,10 @@ def make_rows(
             "phases_s": {
                 phase: statistics.median(fit.phases[phase] for fit in fits[row["contender"]])
                 for phase in (PHASES if row["contender"] in fits else ())
+            },
+            "parts_s": {
+                part: statistics.median(fit.parts[part] for fit in fits[row["contender"]])
+                for part in (fits[row["contender"]][0].parts if row["contender"] in fits else ())
             },
             "loss": losses.get(row["contender"]),
         }

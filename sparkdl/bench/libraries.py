@@ -68,13 +68,20 @@ class Library:
 
 
 _DATA_ADVICE = "pip install petastorm==0.12.1 pyarrow pandas brings it"
-_TORCH = Library(requires="torch")
+# Ranks of all contenders that train keep freed memory, as ranks of sparkdl do.
+_TORCH = Library(requires="torch", variables=ALLOCATOR_VARIABLES)
 _ARROW = Library(requires="pyarrow", advice=_DATA_ADVICE)
-_MPI = Library(requires="mpi4py", advice="pip install mpi4py mpich brings it", is_mpi=True)
+_MPI = Library(
+    requires="mpi4py",
+    advice="pip install mpi4py mpich brings it",
+    variables=ALLOCATOR_VARIABLES,
+    is_mpi=True,
+)
 _HOROVOD = Library(
     requires="horovod",
     extension="torch/mpi_lib_v2*.so",
     advice="it has to be built for the installed torch, with HOROVOD_WITH_PYTORCH=1 and HOROVOD_WITH_GLOO=1",
+    variables=ALLOCATOR_VARIABLES,
     is_horovod=True,
     is_stopped_when_idle=True,
 )
@@ -90,7 +97,7 @@ LIBRARIES: dict[str, Library] = {
     "drop-in": _TORCH,
     "gloo": _TORCH,
     # One Gloo device per entry: with several of them it uses several connections at once.
-    "gloo tuned": replace(_TORCH, variables={"GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"}),
+    "gloo tuned": replace(_TORCH, variables={**ALLOCATOR_VARIABLES, "GLOO_SOCKET_IFNAME": "lo,lo,lo,lo"}),
     "mpi": _MPI,
     "intel mpi": Library(
         requires="mpi4py",

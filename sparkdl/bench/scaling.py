@@ -142,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
             steps = _steps_to_accuracy(measure, cases, arguments)
         rows += make_rows(mode, measured, cases, arguments, steps)
     show("scaling", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing | impossible, plot=plot_scaling)
+    for text in explain(rows):
+        print(text)
     return 0
 
 
@@ -483,6 +485,22 @@ def make_rows(
             }
         )
     return rows
+
+
+def explain(rows: Sequence[Row]) -> list[str]:
+    """Say for replicas on each number of ranks what is missing from a speed-up of that number."""
+    alone = {(row["case"], row["ranks"]): row["speed_up"] for row in rows if row["contender"] == "alone"}
+    texts = []
+    for row in rows:
+        if row["of_alone"] is None:
+            continue
+        ranks, speed_up, reachable = row["ranks"], row["speed_up"], alone[row["case"], row["ranks"]]
+        texts.append(
+            f"{row['case']}: {row['contender']} on {ranks} ranks has a speed-up of {speed_up:.2f}. Without "
+            f"communication the ranks reach {reachable:.2f}: of the gap to {ranks}, what they share makes "
+            f"{max(0.0, ranks - reachable):.2f}, and communication {max(0.0, reachable - speed_up):.2f}."
+        )
+    return texts
 
 
 def _share_of(field: str) -> Callable[[Row], str]:

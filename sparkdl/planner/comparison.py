@@ -105,7 +105,9 @@ def compare_steps(models: Sequence[str], megabits: float | None = None) -> Itera
 
     Yields:
         A row for each layout: ``model``, ``layout``, ``hosts``, ``ranks``, ``megabits``, ``measured_s`` (median of
-        steps on the slowest rank), ``predicted_s``, ``ratio``, ``step_s`` and ``memory_bytes`` by kind as predicted,
+        steps on the slowest rank), ``processor_s``, ``kernel_s`` and ``waits_s`` (a rank's processor time in a step,
+        the kernel's part of it, and its waits for collectives; means of the ranks), ``predicted_s``, ``ratio``,
+        ``step_s`` and ``memory_bytes`` by kind as predicted,
         ``measured_bytes`` (what the fullest rank has grown by) and ``memory_ratio``.
 
     Raises:
@@ -135,15 +137,12 @@ def compare_steps(models: Sequence[str], megabits: float | None = None) -> Itera
                     device, hosts=num_hosts, devices_per_host=per_host, inside=inside, between=between
                 )
                 for sizes in layouts:
-                    measured_s, measured_bytes = _measure(group, model, sizes, ranks)
-                    yield {
-                        **_predict(shape, cluster, sizes, measured_s, measured_bytes),
-                        "megabits": megabits,
-                    }
+                    measured = _measure(group, model, sizes, ranks)
+                    yield {**_predict(shape, cluster, sizes, measured), **measured, "megabits": megabits}
 
 
-def _measure(group: RankGroup, model: str, sizes: Sizes, ranks: int) -> tuple[float, int]:
-    """Seconds of a step on the slowest rank, and bytes that the fullest rank uses for it."""
+def _measure(group: RankGroup, model: str, sizes: Sizes, ranks: int) -> dict[str, Any]:
+    """The measured part of a row of :func:`compare_steps`."""
     is_plain = set(sizes) == {"data"}
     announce(f"training {model}, {_label(sizes)} on {ranks} ranks")
     turn = {
@@ -163,12 +162,22 @@ def _measure(group: RankGroup, model: str, sizes: Sizes, ranks: int) -> tuple[fl
         },
     }
     answers = group.take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
-    steps = [max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)]
-    return statistics.median(steps), max(answer["result"]["used_bytes"] for answer in answers)
+    step_s = statistics.median(
+        max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)
+    )
+    results = [answer["result"] for answer in answers]
+    return {
+        "measured_s": step_s,
+        **{
+            f"{name}_s": step_s * statistics.fmean(result[name] or 0.0 for result in results)
+            for name in ("processor", "kernel", "waits")
+        },
+        "measured_bytes": max(result["used_bytes"] for result in results),
+    }
 
 
 def _predict(
-    shape: DecoderShape, cluster: Cluster, trained: Sizes, measured_s: float, measured_bytes: int
+    shape: DecoderShape, cluster: Cluster, trained: Sizes, measured: Mapping[str, Any]
 ) -> dict[str, Any]:
     sizes = Parallelism(**trained).resolve(cluster.world_size)
     assert sizes.data is not None, "resolved"
@@ -181,11 +190,9 @@ def _predict(
         "layout": _label(trained),
         "hosts": cluster.hosts,
         "ranks": cluster.world_size,
-        "measured_s": measured_s,
         "predicted_s": step.total,
-        "ratio": step.total / measured_s,
+        "ratio": step.total / measured["measured_s"],
         "step_s": vars(step),
-        "measured_bytes": measured_bytes,
         "memory_bytes": vars(memory),
-        "memory_ratio": memory.total / measured_bytes,
+        "memory_ratio": memory.total / measured["measured_bytes"],
     }

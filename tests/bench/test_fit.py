@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,7 @@ def test_a_fit_of_sparkdl_is_timed_phase_by_phase_and_has_learned(spark, tmp_pat
     size = FitSize(num_rows=4096, epochs=1, batch_size=64)
     fits, rows = fit.fit_in_turn(spark, size, ["sparkdl"], 1, tmp_path)
     (found,) = fits["sparkdl"]
+    assert sum(found.parts.values()) == pytest.approx(found.phases["training"], rel=0.5)
     assert sum(found.phases.values()) == pytest.approx(found.seconds)
     assert all(seconds > 0 for seconds in found.phases.values())
     assert loss_of(found.weights, rows) < loss_of(weights_of(make_model()), rows) / 2
@@ -67,7 +69,10 @@ def test_phases_add_up_to_the_fit_and_have_their_names() -> None:
 
 def test_rows_contain_medians_phases_and_ratios() -> None:
     fits = {
-        "sparkdl": [fitted(0.0, 1.0, 2.0, 9.0, 10.0), fitted(0.0, 1.0, 4.0, 9.0, 10.0)],
+        "sparkdl": [
+            replace(fitted(0.0, 1.0, 2.0, 9.0, 10.0), parts={"computing": 5.0, "reading": 2.0}),
+            replace(fitted(0.0, 1.0, 4.0, 9.0, 10.0), parts={"computing": 6.0, "reading": 1.0}),
+        ],
         "distributor": [fitted(0.0, 2.0, 8.0, 18.0, 20.0), fitted(0.0, 2.0, 8.0, 18.0, 20.0)],
     }
     size = FitSize(num_rows=1000)
@@ -80,6 +85,8 @@ def test_rows_contain_medians_phases_and_ratios() -> None:
         {},
     )
     assert ours["phases_s"]["launching"] == 2.0
+    assert ours["parts_s"] == {"computing": 5.5, "reading": 1.5}
+    assert arithmetic["parts_s"] == theirs["parts_s"] == {}
     assert ours["ratio"] == {"arithmetic": 0.5, "distributor": 2.0}
     assert theirs["ratio"]["sparkdl"] == 0.5
     assert ours["rows_per_s"] == 300.0

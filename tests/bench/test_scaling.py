@@ -78,6 +78,23 @@ def test_run_compares_rank_counts_and_draws_them(tmp_path: Path, capsys: pytest.
     assert "measuring data on 2, 16 rows in a step ..." in shown
 
 
+def test_the_gap_to_a_perfect_speed_up_is_divided_into_what_ranks_share_and_communication() -> None:
+    def row(contender: str, speed_up: float, of_alone: float | None) -> dict[str, Any]:
+        return {
+            "case": "cnn, strong",
+            "contender": contender,
+            "ranks": 4,
+            "speed_up": speed_up,
+            "of_alone": of_alone,
+        }
+
+    (text,) = scaling.explain([row("alone", 1.64, None), row("data", 1.34, 0.82), row("tensor=2", 1.2, None)])
+    assert text == (
+        "cnn, strong: data on 4 ranks has a speed-up of 1.34. Without communication the ranks reach 1.64: of the gap to "
+        "4, what they share makes 2.36, and communication 0.30."
+    )
+
+
 def test_strong_scaling_keeps_the_rows_of_a_step_and_weak_scaling_those_of_a_rank() -> None:
     arguments = parsed(scaling, "--batch", "16")
     rows = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -66,6 +67,10 @@ def fit_with_sparkdl(size: FitSize, frame: DataFrame, folder: Path) -> Fitted:
         started=started,
         ended=ended,
         weights=weights_of(fitted.module),
+        parts={
+            part: statistics.fmean(vars(rank)[part] for rank in fitted.summary.rank_seconds)
+            for part in ("computing", "communicating", "reading")
+        },
         **json.loads(stamps.read_text()),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +71,7 @@ class Fitted:
         trained: time at which rank 0 had done its last step.
         ended: time at which the driver had the model.
         weights: weights of the model.
+        parts: seconds of the training by what ranks did, on average over the ranks; empty if that is not known.
     """
 
     started: float
@@ -79,6 +80,7 @@ class Fitted:
     trained: float
     ended: float
     weights: Weights
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

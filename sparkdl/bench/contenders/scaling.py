@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,7 @@ class ScalingTrial(Trial):
         self._batches: list[Batch] = []
         self._loss = self._first_loss()
         self._used_bytes = _most_in_use(self._first_loss) - before if case.get("watches_memory") else None
-        self._cpu_s = self._wall_s = self._exposed_s = 0.0
+        self._cpu_s = self._kernel_s = self._wall_s = self._exposed_s = 0.0
         self._communicates = False
         self._gpu_load: float | None = None
 
@@ -97,18 +98,20 @@ class ScalingTrial(Trial):
         """Draw the rows of the next steps."""
         self._batches = self._draw(operations, first=1 + repetition * operations)
         if repetition == self.num_warm_ups:
-            self._cpu_s = self._wall_s = self._exposed_s = 0.0
+            self._cpu_s = self._kernel_s = self._wall_s = self._exposed_s = 0.0
 
     def run(self, operations: int) -> None:
         """Run this number of steps."""
         assert operations == len(self._batches)
         monitor_communication()  # the operations before these steps
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        used, wall_s = getrusage(RUSAGE_SELF), time.perf_counter()
         for batch in self._batches:
             self._train(*batch)  # which reads the loss, and so waits for a GPU
         self._gpu_load = _gpu_load()
-        self._cpu_s += time.process_time() - cpu_s
         self._wall_s += time.perf_counter() - wall_s
+        now = getrusage(RUSAGE_SELF)
+        self._kernel_s += now.ru_stime - used.ru_stime
+        self._cpu_s += now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
         figures = monitor_communication()
         self._exposed_s += figures.exposed_s
         self._communicates |= figures.count > 0
@@ -116,20 +119,25 @@ class ScalingTrial(Trial):
     def result(self) -> dict[str, Any]:
         """Return the first loss on this rank's rows, and what the rank used.
 
-        ``processor`` is the share of its threads' time in which it computed, ``waits`` the share of the time in which
-        it waited for a collective of sparkdl (None for others), ``gpu`` the load of its GPU (None without one, or
-        where NVML does not tell), ``memory_bytes`` the most memory that it held, and
-        ``used_bytes``, where the case asks for it, the most memory that was in use in a step, beyond what was before
-        the model was made, without the holes that the allocator keeps.
+        ``processor`` is the share of its threads' time in which it used a core, and ``kernel`` the share in which the
+        kernel worked for it there. ``waits`` is the share of the time in which it waited for a collective of sparkdl
+        (None for others), ``gpu`` the load of its GPU (None without one, or where NVML does not tell),
+        ``memory_bytes`` the most memory that it held, and ``used_bytes``, where the case asks for it, the most memory
+        that was in use in a step, beyond what was before the model was made, without the holes that the allocator
+        keeps.
         """
         return {
             "loss": self._loss,
-            "processor": self._cpu_s / self._wall_s / self._case["threads"] if self._wall_s else 0.0,
+            "processor": self._share_of_threads(self._cpu_s),
+            "kernel": self._share_of_threads(self._kernel_s),
             "waits": self._exposed_s / self._wall_s if self._communicates else None,
             "gpu": self._gpu_load,
             "memory_bytes": _peak_memory(),
             "used_bytes": self._used_bytes,
         }
+
+    def _share_of_threads(self, seconds: float) -> float:
+        return seconds / self._wall_s / self._case["threads"] if self._wall_s else 0.0
 
 
 class AccuracyTrial(ScalingTrial):

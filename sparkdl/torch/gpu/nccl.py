@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -400,17 +399,12 @@ def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = Fals
     return buffer
 
 
-@cache
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def described(tensor: torch.Tensor) -> DeviceArray:
     """The description of a contiguous tensor for sparkdl's NCCL; it keeps the tensor alive."""
     return DeviceArray(
         pointer=tensor.data_ptr(),
         count=tensor.numel(),
-        dtype=_dtype_name(tensor.dtype),
+        dtype=str(tensor.dtype).removeprefix("torch."),
         gpu=tensor.device.index,
         owner=tensor,
     )

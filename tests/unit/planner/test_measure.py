@@ -12,6 +12,7 @@ from sparkdl.cli import main
 from sparkdl.parallel import Parallelism
 from sparkdl.planner import DecoderShape
 from sparkdl.planner.measure import _shares
+from sparkdl.planner.report import print_comparison
 from sparkdl.planner.shape import RECIPES
 
 SHAPE = DecoderShape(vocabulary=64, width=32, layers=2, heads=4, key_heads=2, hidden=48, sequence=16)
@@ -58,3 +59,27 @@ def test_a_comparison_that_cannot_be_made_is_refused(
 ) -> None:
     assert main(["plan", *arguments]) != 0
     assert message in capsys.readouterr().err
+
+
+def test_a_table_of_measured_steps_has_their_time_by_use(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "model": "wide-gpt",
+        "layout": "data 2, pipeline 2, in 4",
+        "hosts": 2,
+        "ranks": 4,
+        "megabits": 1000.0,
+        "measured_s": 2.0,
+        "predicted_s": 1.8,
+        "ratio": 0.9,
+        "processor_s": 1.5,
+        "kernel_s": 0.25,
+        "waits_s": 0.375,
+        "measured_bytes": 512 << 20,
+        "memory_bytes": {"weights": 500 << 20},
+        "memory_ratio": 500 / 512,
+    }
+    print_comparison([row])
+    shown = capsys.readouterr().out
+    cells = [cell for line in shown.splitlines() if line.strip().startswith("wide-gpt") for cell in line.split()]
+    assert cells[-9:] == ["0.90", "1.50", "s", "250", "ms", "375", "ms", "512", "500", "0.98"][-9:]
+    assert "time: 1 of 1 within 15%" in shown

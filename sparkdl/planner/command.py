@@ -88,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=int, default=10, metavar="N", help="layouts to print (default: %(default)s)"
     )
     parser.add_argument(
-        "--details", action="store_true", help="print the time and the memory of each layout by kind"
+        "--details",
+        action="store_true",
+        help="also print the time and the memory of each layout by kind; of --validate, where measured time goes",
     )
     add_common_arguments(parser, "json", "plot")
 
@@ -162,7 +164,7 @@ def _validate(options: argparse.Namespace) -> None:
         if reason := why_impossible():
             raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
     rows = [row for rate in rates for row in compare_steps(models, rate)]
-    report.print_comparison(rows)
+    report.print_comparison(rows, details=options.details)
     _write(options, rows)
     if options.plot is not None:
         report.plot_comparison(rows, options.plot)

@@ -161,8 +161,13 @@ def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
     _print(table)
 
 
-def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print measured steps, and what the planner says about their time and memory."""
+def print_comparison(rows: Sequence[Mapping[str, Any]], *, details: bool = False) -> None:
+    """Print measured steps, and what the planner says about their time and memory.
+
+    Args:
+        rows: rows of :func:`~sparkdl.planner.comparison.compare_steps`.
+        details: whether to print also what the measured time of a rank consists of.
+    """
     columns = (
         "model",
         "layout",
@@ -171,9 +176,6 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
         "measured",
         "planner",
         "ratio",
-        "processor",
-        "kernel",
-        "waits",
         "MiB",
         "planner",
         "ratio",
@@ -188,12 +190,18 @@ def print_comparison(rows: Sequence[Mapping[str, Any]]) -> None:
             format_time(row["measured_s"]),
             format_time(row["predicted_s"]),
             f"{row['ratio']:.2f}",
-            *(format_time(row[name]) for name in ("processor_s", "kernel_s", "waits_s")),
             f"{row['measured_bytes'] / 2**20:.0f}",
             f"{sum(row['memory_bytes'].values()) / 2**20:.0f}",
             f"{row['memory_ratio']:.2f}",
         )
     _print(table)
+    if details:
+        parts = ("processor", "kernel", "waits")
+        table = _table("Where a rank's time goes", ("model", "layout", "ranks", "measured", *parts))
+        for row in rows:
+            times = (format_time(row[f"{part}_s"]) for part in ("measured", *parts))
+            table.add_row(row["model"], row["layout"], str(row["ranks"]), *times)
+        _print(table)
     for name, key, limit in (("time", "ratio", 0.15), ("memory", "memory_ratio", 0.1)):
         near = sum(abs(row[key] - 1) <= limit for row in rows)
         print(f"{name}: {near} of {len(rows)} within {limit:.0%}")

@@ -90,8 +90,8 @@ def test_the_gap_to_a_perfect_speed_up_is_divided_into_what_ranks_share_and_comm
 
     (text,) = scaling.explain([row("alone", 1.64, None), row("data", 1.34, 0.82), row("tensor=2", 1.2, None)])
     assert text == (
-        "cnn, strong: data on 4 ranks has a speed-up of 1.34. Without communication the ranks reach 1.64: of the gap to "
-        "4, what they share makes 2.36, and communication 0.30."
+        "cnn, strong: data on 4 ranks has a speed-up of 1.34. Without communication the ranks reach 1.64: of the gap "
+        "to 4, what they share makes 2.36, and communication 0.30."
     )
 
 

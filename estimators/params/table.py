@@ -125,6 +125,10 @@ class Entry(Param[V]):
         shown = "" if default is None else f"; default {shown}"
         return f"{self.doc}{shown}."
 
+    def explanation(self, default: Any) -> str:
+        """Return all that is said about the Param: the summary and ``more``."""
+        return " ".join(filter(None, (self.summary(default), self.more)))
+
 
 def param(
     kind: Callable[[Any], V],

@@ -189,5 +189,4 @@ def _params_schema(estimator: type) -> dict[str, Any]:
 def _schema_of(entry: Entry[Any], default: Any) -> dict[str, Any]:
     converter: Any = entry.typeConverter
     kind = {"enum": list(converter.choices)} if isinstance(converter, OneOf) else _TYPES.get(converter, {})
-    description = " ".join(filter(None, (entry.summary(default), entry.more)))
-    return {"description": description, **_or_null(kind)}
+    return {"description": entry.explanation(default), **_or_null(kind)}

@@ -142,11 +142,14 @@ class Submission:
             else buffer and [export(tensor) for tensor in buffer]
             for buffer in buffers
         ]
-        arguments["timeout_s"] = seconds(getattr(opts, "timeout", None)) or self.timeout_s
+        arguments["timeout_s"] = self._deadline_of(opts)
         if getattr(opts, "asyncOp", True):
             return [getattr(self.communicator, f"{name}_async")(*arrays, **arguments)]
         getattr(self.communicator, name)(*arrays, **arguments)
         return []
+
+    def _deadline_of(self, opts: Any) -> float:
+        return seconds(getattr(opts, "timeout", None)) or self.timeout_s
 
     def _work(
         self, outputs: Sequence[torch.Tensor], handles: Sequence[Handle], finishes: Sequence[Finish] = ()

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.checks import check_counts
 from sparkdl.closing import Closing
+from sparkdl.data.blend.row_stream import RowStream
 from sparkdl.data.feed.feed import ParquetFeed
-from sparkdl.data.feed.row_stream import Batch, RowStream, join_batches, num_rows, slice_batch
+from sparkdl.data.feed.planned_feed import Batch, join_batches, num_rows, slice_batch
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import check_frame, is_vector, quoted
 from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset

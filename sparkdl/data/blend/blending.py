@@ -16,8 +16,9 @@ import numpy.typing as npt
 from sparkdl.checks import check_counts, check_integer, check_state
 from sparkdl.closing import Closing
 from sparkdl.data.blend.mixture import Mixture
+from sparkdl.data.blend.row_stream import Feed, RowStream
 from sparkdl.data.feed.feed import ParquetFeed, not_indexable_error
-from sparkdl.data.feed.row_stream import Batch, Feed, RowStream, num_rows
+from sparkdl.data.feed.planned_feed import Batch, num_rows
 from sparkdl.errors import DataError, ParamError, SparkdlError
 
 if TYPE_CHECKING:

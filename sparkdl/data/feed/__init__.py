@@ -5,5 +5,5 @@ rows a rank reads: ``shards`` (divides the row groups, in the order of an epoch)
 epoch that are still unread) and ``state`` (what a feed resumes from). How it reads them: ``sources`` (finds the
 dataset), ``epoch_reader`` (decodes row groups), ``shard_reader`` (in threads, ahead of their use), ``cache`` (keeps
 decoded row groups and footers) and ``batches`` (shuffles rows, and cuts batches). On top of a feed: ``planned_feed``
-(batches planned for another number of ranks) and ``row_stream`` (an endless stream of rows, in portions of any size).
+(batches planned for another number of ranks).
 """

@@ -14,16 +14,21 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sparkdl.checks import check_counts, check_rank
 from sparkdl.closing import Closing
 from sparkdl.data.feed.feed import ParquetFeed
-from sparkdl.data.feed.row_stream import Batch, join_batches, num_rows, slice_batch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from sparkdl.data.feed.sources import Source
+
+Batch = dict[str, npt.NDArray[Any]]
+"""Arrays of rows by column name; all arrays have the same number of rows."""
 
 
 @dataclass(frozen=True)
@@ -198,14 +203,13 @@ class PlannedFeed(Closing):
                 if self._divisions is not divisions or division.start == (epoch, step):
                     divisions = self._divisions
                     self._change_streams(streams, resources, epoch, step)
-                batch = join_batches(
-                    [
-                        _part_of(next(streams[part.planned_rank].batches), part)
-                        for part in division.parts_of_ranks[self._rank]
-                    ]
-                )
+                parts = []
+                for part in division.parts_of_ranks[self._rank]:
+                    batch = next(streams[part.planned_rank].batches)
+                    rows = part.rows(num_rows(batch))
+                    parts.append(slice_batch(batch, rows.start, rows.stop))
                 self._next = epoch, step + 1
-                yield batch
+                yield join_batches(parts)
         self._next = epoch + 1, 0
 
     def _change_streams(
@@ -281,6 +285,18 @@ class PlannedFeed(Closing):
         self._feed.close()  # all streams have its reader
 
 
-def _part_of(batch: Batch, part: BatchPart) -> Batch:
-    rows = part.rows(num_rows(batch))
-    return batch if len(rows) == num_rows(batch) else slice_batch(batch, rows.start, rows.stop)
+def num_rows(batch: Batch) -> int:
+    """Return how many rows a batch has."""
+    return next((len(array) for array in batch.values()), 0)
+
+
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
+    """Return rows ``[start, stop)`` of a batch as views."""
+    return {name: array[start:stop] for name, array in batch.items()}
+
+
+def join_batches(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches as one batch; a single batch is returned unchanged."""
+    if len(batches) == 1:
+        return batches[0]
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

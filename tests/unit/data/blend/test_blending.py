@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import BlendedFeed, Mixture, ParquetDataset, ParquetFeed
-from sparkdl.data.feed.row_stream import Batch, Feed
+from sparkdl.data.blend.row_stream import Feed
+from sparkdl.data.feed.planned_feed import Batch
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.errors import DataError, ParamError
 

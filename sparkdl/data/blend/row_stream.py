@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from sparkdl.checks import check_state
 from sparkdl.data.feed.feed import ParquetFeed
+from sparkdl.data.feed.planned_feed import Batch, num_rows, slice_batch
 from sparkdl.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-Batch = dict[str, npt.NDArray[Any]]
-"""Arrays of rows by column name; all arrays have the same number of rows."""
+    from collections.abc import Iterator
 
 
 class Feed(Protocol):
@@ -195,20 +190,3 @@ class RowStream:
         self.close()
         self.epoch, self.step = self.epoch + 1, 0
         return True
-
-
-def num_rows(batch: Batch) -> int:
-    """Return how many rows a batch has."""
-    return next((len(array) for array in batch.values()), 0)
-
-
-def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """Return rows ``[start, stop)`` of a batch as views."""
-    return {name: array[start:stop] for name, array in batch.items()}
-
-
-def join_batches(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of several batches as one batch; a single batch is returned unchanged."""
-    if len(batches) == 1:
-        return batches[0]
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}

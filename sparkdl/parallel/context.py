@@ -171,25 +171,14 @@ class _HuggingFaceAttention:
         if self._group is None or self._verification is None:
             return None
         if documents is None:
-            if positions is not None and self._verification.is_due:
-                self._check_positions(module, positions, self._group)
+            if positions is not None:
+                in_part = functools.partial(sequence.positions, group=self._group, device=positions.device)
+                self._verification.check_positions(module, positions, in_part)
             return None
         if self._attention.is_whole:
             return args, {**kwargs, "position_ids": positions_in(documents)}
         positions_of_all = positions_in(sequence.unshard(documents, 1, self._group))
         return args, {**kwargs, "position_ids": sequence.part_of(positions_of_all, 1, self._group)}
-
-    @staticmethod
-    def _check_positions(module: nn.Module, positions: Tensor, group: dist.ProcessGroup) -> None:
-        length = positions.shape[-1] * dist.get_world_size(group)
-        if not torch.equal(
-            positions, sequence.positions(length, group, positions.device).expand_as(positions)
-        ):
-            raise ParamError(
-                f"{type(module).__name__} got position_ids that are not those of this rank's part of the sequence, "
-                "which Hugging Face's models take for packed texts. Pack texts by documents=, the number of the text "
-                "of each position, and give sparkdl.parallel.sequence.positions(length, group) as position_ids."
-            )
 
     def attend(
         self,

@@ -28,7 +28,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import begin_equal
 from sparkdl.parallel.parallelism import SHARDING_STAGES
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters
-from sparkdl.parallel.verify.sketches import check_equal_once
+from sparkdl.parallel.verify.copies import check_equal
 from sparkdl.parallel.verify.verification import ShardedVerification
 from sparkdl.torch.averaging import average_gradients_of
 from sparkdl.torch.buffers import whole_tensor
@@ -246,7 +246,9 @@ def accumulated(module: nn.Module) -> Iterator[None]:
         wait_with(True)
 
 
-def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+def average_gradients(
+    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, *, verify: bool | None = None
+) -> None:
     """Average gradients over the ranks of a group, in place. Collective.
 
     For modules that :func:`shard` does not support: stages of a pipeline whose schedule splits the backward pass.
@@ -255,14 +257,16 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         parameters: parameters, in the same order on all ranks of the group; those without a gradient on any of them are
             skipped, and a missing gradient counts as zero.
         group: process group of the ranks that train on different rows.
+        verify: whether the ranks check in every step that their weights are equal; False for never, None for the first
+            step of each parameter.
 
     Raises:
-        ParamError: on all ranks, if their weights differ in the first step of these parameters.
+        ParamError: on all ranks, if their weights differ.
     """
     parameters = list(parameters)
     if not parameters:
         return
-    check_equal_once(parameters, group)
+    check_equal(parameters, group, verify)
     average_gradients_of(parameters, group)
 
 

@@ -94,7 +94,8 @@ class Stages(DividedModel):
         if self._averages_itself and self._is_last_of_update:
             from sparkdl.parallel import average_gradients
 
-            average_gradients(self.module.parameters(), self.layout.group("data", "shard", "context"))
+            group = self.layout.group("data", "shard", "context")
+            average_gradients(self.module.parameters(), group, verify=self.layout.sizes.verify)
         return evaluation
 
     def evaluate(self, objective: Objective, batch: Batch) -> Evaluation:

@@ -235,6 +235,35 @@ def check_weights_that_nothing_made_equal_are_refused() -> None:
     pipeline = Pipeline([stage], group, schedule="1f1b", microbatches=4, loss=loss_of)
     with pytest.raises(ParamError, match="copies differ between pipeline stages"):
         pipeline.step(tokens, target=labels)
+    average_gradients(layer.parameters(), group, verify=False)
+    Pipeline([stage], group, schedule="1f1b", microbatches=4, loss=loss_of, verify=False).step(
+        tokens, target=labels
+    )
+
+
+def check_weights_that_become_different_are_refused_where_every_step_is_verified() -> None:
+    group, rank = dist.group.WORLD, dist.get_rank()
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    layer(torch.ones(1, 3)).sum().backward()
+    tokens, labels = batch(0)
+    (stage,) = cut(Decoder(replace(SIZES, is_tied=True)), group)
+    pipelines = {
+        verify: Pipeline([stage], group, schedule="1f1b", microbatches=4, loss=loss_of, verify=verify)
+        for verify in (None, True)
+    }
+    for verify, pipeline in pipelines.items():
+        average_gradients(layer.parameters(), group, verify=verify)
+        pipeline.step(tokens, target=labels)
+    with torch.no_grad():
+        for parameter in (*layer.parameters(), *stage.parameters()):
+            parameter.add_(rank)
+    average_gradients(layer.parameters(), group)
+    pipelines[None].step(tokens, target=labels)
+    with pytest.raises(ParamError, match="number 0"):
+        average_gradients(layer.parameters(), group, verify=True)
+    with pytest.raises(ParamError, match="copies differ"):
+        pipelines[True].step(tokens, target=labels)
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,9 @@ class Pipeline:
             of the microbatch, or with ``sums`` its share of the batch's loss.
         sums: whether the loss of a batch is the sum of its microbatches' losses, in place of their mean.
         device: device of the tensors; the CPU if None.
-        verify: whether ranks check in every step that they were given the same rows; False for never, None for the
-            first step. What the stages themselves check is decided when they are prepared.
+        verify: whether ranks check in every step that they were given the same rows and that copies of tied parameters
+            are equal; False for never, None for the first step. What the stages themselves check is decided when they
+            are prepared.
 
     Attributes:
         microbatches: number of microbatches into which a batch is cut.
@@ -146,16 +147,14 @@ class Pipeline:
         ]
         self._wrapped, self._is_tried = wrapped, False
         self._shapes: list[tuple[int, ...]] | None = None
+        verification = Verification(None, group, verify, dimension="pipeline")
         # All stages of a rank work on the same rows.
-        self._verifications_of_rows = [
-            Verification(None, group, verify, dimension="pipeline"),
-            *verifications_of(stages[0]),
-        ]
+        self._verifications_of_rows = [verification, *verifications_of(stages[0])]
         self._verifications = [
             *self._verifications_of_rows,
             *(verification for stage in stages[1:] for verification in verifications_of(stage)),
         ]
-        self._tied = TiedGradients(stages, schedule, group)
+        self._tied = TiedGradients(stages, schedule, group, verification)
         parts = 1 if sums else microbatches
         made: Any = get_schedule_class(kind.name)
         # torch's own scaling would divide gradients accumulated by earlier steps once more.

@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from sparkdl.errors import ParamError
 from sparkdl.parallel.pipeline.schedules import ranks_of_stages, stages_of_rank
-from sparkdl.parallel.verify.sketches import differing, sketch
+from sparkdl.parallel.verify.copies import check_tied
 from sparkdl.torch.averaging import device_of_counts
 from sparkdl.torch.buffers import local_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from sparkdl.parallel.verify.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,17 @@ class TiedGradients:
         stages: stages of this rank, in ascending order.
         schedule: name of the schedule for which they were cut.
         group: process group of the ranks of the pipeline.
+        verification: the steps in which the copies are compared.
     """
 
-    def __init__(self, stages: Sequence[nn.Module], schedule: str, group: dist.ProcessGroup) -> None:
-        self._stages, self._group = stages, group
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        schedule: str,
+        group: dist.ProcessGroup,
+        verification: Verification,
+    ) -> None:
+        self._stages, self._group, self._verification = stages, group, verification
         self._rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         self._numbers = stages_of_rank(schedule, self._rank, ranks)
         owners = ranks_of_stages(schedule, ranks)
@@ -57,7 +65,6 @@ class TiedGradients:
             tie for module in stages[0].modules() for tie in getattr(module, "tied_parameters", ())
         ]
         self._holders = {tie.name: [owners[number] for number in tie.stages] for tie in self._ties}
-        self._are_compared = False
 
     @contextmanager
     def summed(self) -> Iterator[None]:
@@ -70,9 +77,8 @@ class TiedGradients:
         for parameter, _ in earlier:
             parameter.grad = None
         yield
-        if not self._are_compared:
-            self._compare(copies)
-            self._are_compared = True
+        if self._verification.begins("copies of tied parameters"):
+            check_tied(self._ties, copies, self._group)
         for tie in self._with_gradients(copies):
             self._sum(tie, copies[tie.name])
         for parameter, gradient in earlier:
@@ -129,33 +135,3 @@ class TiedGradients:
         for number, parameter in copies.items():
             local_part(gradients[number]).copy_(total)
             parameter.grad = gradients[number]
-
-    def _compare(self, copies: Mapping[str, Mapping[int, nn.Parameter]]) -> None:
-        """Refuse copies that are not equal, or are divided in different ways: their parts are of other elements.
-
-        Raises:
-            ParamError: on all ranks, if there are such copies.
-        """
-        divisions = {
-            name: [str(getattr(parameter, "placements", "whole")) for parameter in copies_here.values()]
-            for name, copies_here in copies.items()
-        }
-        of_ranks: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(of_ranks, divisions, group=self._group)
-        for tie in self._ties:
-            ways = {way for divisions_there in of_ranks for way in divisions_there.get(tie.name, ())}
-            if len(ways) > 1:
-                raise ParamError(
-                    f"{' and '.join(map(repr, tie.names))} are one parameter, and pipeline stages divide it in "
-                    f"different ways: {' and '.join(sorted(ways))}. Divide an embedding by 'embedding_rowwise' and "
-                    "the head with its weights by 'colwise', or neither, and shard all stages or none."
-                )
-        parts = [
-            next((sketch(parameter) for parameter in copies[tie.name].values()), None) for tie in self._ties
-        ]
-        for tie, differs in zip(self._ties, differing(parts, self._group), strict=True):
-            if differs:
-                raise ParamError(
-                    f"{' and '.join(map(repr, tie.names))} are one parameter, and its copies differ between pipeline "
-                    "stages. Begin with the same weights on all ranks: seed them before the model is made."
-                )

@@ -82,6 +82,26 @@ class SequenceVerification(Verification):
         _sharing[group] = self
         _groups_with_model.add(group.group_name)
 
+    def check_positions(
+        self, module: nn.Module, positions: Tensor, positions_of_rank: Callable[[int], Tensor]
+    ) -> None:
+        """Check that a model of Hugging Face gets the numbers of this rank's positions, in the steps that are verified.
+
+        Args:
+            module: the model.
+            positions: the numbers that it got.
+            positions_of_rank: function that returns this rank's positions in a sequence of a length.
+        """
+        if not self.is_due:
+            return
+        wanted = positions_of_rank(positions.shape[-1] * dist.get_world_size(self._group))
+        if not torch.equal(positions, wanted.expand_as(positions)):
+            raise ParamError(
+                f"{type(module).__name__} got position_ids that are not those of this rank's part of the sequence, "
+                "which Hugging Face's models take for packed texts. Pack texts by documents=, the number of the text "
+                "of each position, and give sparkdl.parallel.sequence.positions(length, group) as position_ids."
+            )
+
     @not_compiled
     def _begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         signature = inspect.signature(module.forward)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sparkdl.errors import ParamError
 from sparkdl.torch.averaging import device_of_counts
@@ -110,27 +109,4 @@ def check_rows(dimension: str, lists: Sequence[Sequence[Any]], group: dist.Proce
             f"The {dimension}-parallel ranks of a group gave different inputs to the model, so that gradients would be "
             "wrong. Ranks along tensor, context and pipeline need the same rows in the same order: have each of them "
             "read the share of layout.row_reader, (index, number of shares), shuffled with the same seed."
-        )
-
-
-_compared = WeakIdKeyDictionary()
-"""The parameters that :func:`check_equal_once` has compared."""
-
-
-def check_equal_once(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Check that parameters are equal on all ranks of a group, before their first update. Collective.
-
-    Raises:
-        ParamError: on all ranks, if one that has not been compared before differs.
-    """
-    new = [number for number, parameter in enumerate(parameters) if parameter not in _compared]
-    for number in new:
-        _compared[parameters[number]] = True
-    differs = differing([sketch(parameters[number]) for number in new], group)
-    if any(differs):
-        number = new[differs.index(True)]
-        raise ParamError(
-            f"Parameter number {number}, of shape {tuple(parameters[number].shape)}, differs between ranks that "
-            "average its gradients. Begin with the same weights on all ranks: seed them before the model is made, or "
-            "call parallelize() with averaged=False, which gives them those of the first rank."
         )

@@ -3,10 +3,10 @@
 Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
 
 An exception is recognized by the names of its classes, by its errno value and by the code in a server's answer, not by
-its message nor by the HTTP status of a server. The names in :data:`MEANINGS` are those of the local
-filesystem, of the libraries behind fsspec's filesystems (botocore, google-auth, azure-core and azure-identity, aiohttp,
-requests), and of Hadoop's filesystems, Parquet and Spark, whose exceptions reach Python as text. An exception that is
-not in the table keeps its own words, and becomes the general error of the caller.
+its message nor by the HTTP status of a server. The names in :data:`MEANINGS` are those of the local filesystem, of the
+libraries behind fsspec's filesystems (botocore, google-auth, azure-core and azure-identity, aiohttp, requests), of
+MLflow's server, and of Hadoop's filesystems, Parquet and Spark, whose exceptions reach Python as text. An exception
+that is not in the table keeps its own words, and becomes the general error of the caller.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from sparkdl.errors import (
     CorruptFileError,
     FileVanishedError,
     LaunchCancelledError,
+    ParamError,
     SparkdlError,
     StoreAccessError,
     StoreError,
@@ -29,6 +30,8 @@ from sparkdl.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from mlflow.exceptions import MlflowException
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Meaning:
         remedy: what to do.
         names: names of exception classes, errno values, codes of servers, and error conditions of Spark.
         may_pass: whether trying again can help.
+        is_final: whether no permission and no setting of a server could change it.
     """
 
     error: type[SparkdlError]
@@ -48,6 +52,7 @@ class Meaning:
     remedy: str
     names: frozenset[str]
     may_pass: bool = False
+    is_final: bool = False
 
 
 _ON_ALL = "in the environment of the driver and of the executors"
@@ -185,6 +190,33 @@ MEANINGS = (
         "Write it again.",
         frozenset({"FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER", "ParquetDecodingException"}),
     ),
+    # BAD_REQUEST is not among MLflow's refusals, as MLflow also returns it if its database is gone.
+    Meaning(
+        ParamError,
+        "MLflow takes no such name or value",
+        "Choose another one.",
+        frozenset(
+            {
+                "MlflowException.INVALID_PARAMETER_VALUE",
+                "MlflowException.INVALID_STATE",
+                "MlflowException.RESOURCE_ALREADY_EXISTS",
+            }
+        ),
+        is_final=True,
+    ),
+    Meaning(
+        SparkdlError,
+        "MLflow does not allow it",
+        "Have it allowed on the server.",
+        frozenset(
+            {
+                "MlflowException.FEATURE_DISABLED",
+                "MlflowException.PERMISSION_DENIED",
+                "MlflowException.RESOURCE_DOES_NOT_EXIST",
+                "MlflowException.RESOURCE_LIMIT_EXCEEDED",
+            }
+        ),
+    ),
     Meaning(
         LaunchCancelledError,
         "the job was cancelled in Spark",
@@ -219,6 +251,11 @@ _ERRNO_IN_TEXT = re.compile(r"\b(?:[Ee]rrno|os error) (\d+)\b")
 def first_meaning(names: Iterable[str]) -> Meaning | None:
     """Return the meaning of the first name that is in the table; None if none of them is."""
     return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+
+
+def mlflow_refusal(error: MlflowException) -> Meaning | None:
+    """Return the meaning of the code of MLflow's server; None if the server may take the same request later."""
+    return first_meaning([f"MlflowException.{error.error_code}"])
 
 
 def explain_failure(error: BaseException, otherwise: str = "") -> str:

@@ -291,14 +291,7 @@ def _version_of(client: MlflowClient, identity: str, name: str) -> str | None:
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        current = int(client.get_model_version_by_alias(name, alias).version)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise
-        current = 0  # no version has the alias
+    current = int(client.get_registered_model(name).aliases.get(alias, 0))
     if current > int(version):
         _logger.warning(
             "The alias %s of %s stays at version %d, as the model was registered as the older version %s.",

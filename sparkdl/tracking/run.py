@@ -23,11 +23,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import mlflow_refusal
 from sparkdl.tracking.kept_runs import KeptRun, keep_run
 from sparkdl.tracking.logged_model import Registration
 from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
 from sparkdl.tracking.sender import (
-    FINAL_REFUSALS,
     MAX_METRICS_PER_MESSAGE,
     Logged,
     Message,
@@ -267,7 +267,8 @@ class FitRun:
                     client = mlflow.MlflowClient(self._tracking_uri)
                     self._begun = begin_run(client, self.start, parent_id)
             except MlflowException as error:
-                if error.error_code not in FINAL_REFUSALS:
+                refusal = mlflow_refusal(error)
+                if refusal is None or not refusal.is_final:
                     raise
                 self.refusal = error
                 self.is_answered.set()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from sparkdl.foreign_errors import mlflow_refusal
 from sparkdl.tracking.start import current_switches, without_credentials
 
 if TYPE_CHECKING:
@@ -38,16 +39,6 @@ MAX_METRICS_PER_MESSAGE = 1000
 """Maximal number of metrics per message: MLflow's limit for a batch."""
 
 _MAX_PARAMS_PER_BATCH = 100
-# BAD_REQUEST is not among them, as MLflow also returns it if its database is gone.
-FINAL_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"})
-"""Error codes of messages that the server always refuses. The user's permissions do not matter."""
-
-_REFUSALS = FINAL_REFUSALS | {
-    "FEATURE_DISABLED",
-    "PERMISSION_DENIED",
-    "RESOURCE_DOES_NOT_EXIST",
-    "RESOURCE_LIMIT_EXCEEDED",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +106,12 @@ def deliver(
     try:
         return _deliver(client, run, message, model_uri, logged)
     except MlflowException as error:
-        if error.error_code not in _REFUSALS:
+        refusal = mlflow_refusal(error)
+        if refusal is None:
             raise
-        is_final = error.error_code in FINAL_REFUSALS
         raise MessageRefusedError(
-            may_be_granted=message.kind == "model" or (message.kind == "registration" and not is_final)
+            may_be_granted=message.kind == "model"
+            or (message.kind == "registration" and not refusal.is_final)
         ) from error
 
 

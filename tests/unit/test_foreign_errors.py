@@ -6,9 +6,17 @@ import errno
 
 import pytest
 from botocore.exceptions import ClientError
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ErrorCode
 
 from sparkdl.errors import RankLostError
-from sparkdl.foreign_errors import describe_lasting_failure, describe_reading_failure, explain_failure
+from sparkdl.foreign_errors import (
+    MEANINGS,
+    describe_lasting_failure,
+    describe_reading_failure,
+    explain_failure,
+    mlflow_refusal,
+)
 
 MISLEADING = (
     "forbidden",
@@ -35,6 +43,20 @@ def test_paths_in_an_error_do_not_affect_its_classification(word):
         ClientError({"Error": {"Code": "NoSuchKey", "Message": "No such key", "Key": path}}, "GetObject"),
     ):
         assert describe_reading_failure(error) == "", repr(error)
+
+
+def test_a_name_has_one_meaning():
+    names = [name for meaning in MEANINGS for name in meaning.names]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_final"),
+    [("INVALID_PARAMETER_VALUE", True), ("PERMISSION_DENIED", False), ("BAD_REQUEST", None)],
+)
+def test_codes_of_mlflow_say_whether_a_refusal_is_final(code, is_final):
+    refusal = mlflow_refusal(MlflowException("No.", ErrorCode.Value(code)))
+    assert (None if refusal is None else refusal.is_final) is is_final
 
 
 def test_errors_are_classified_by_class_errno_or_code():

@@ -3,8 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparkdl.errors import JobFileError
 from sparkdl.jobs.yaml_tree import SECTIONS, apply_overrides, read_override, read_tree, write_tree
@@ -168,12 +166,9 @@ def test_last_argument_wins() -> None:
     assert changed("epochs=3", "epochs=4")["params"]["epochs"] == 4
 
 
-@given(st.lists(st.sampled_from(["epochs", "batchSize", "seed"]), unique=True, min_size=2), st.randoms())
-def test_order_of_arguments_for_different_keys_does_not_matter(names: list[str], random) -> None:
-    arguments = [f"{name}={index}" for index, name in enumerate(names)]
-    mixed = list(arguments)
-    random.shuffle(mixed)
-    assert changed(*mixed) == changed(*arguments)
+def test_order_of_arguments_for_different_keys_does_not_matter() -> None:
+    arguments = ["epochs=1", "batchSize=2", "seed=3"]
+    assert changed(*reversed(arguments)) == changed(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,11 @@ def _example(example: Mapping[str, Any] | None, columns: Sequence[Column]) -> di
         return None
     for index in range(len(example[columns[0].name])):
         row = {column.name: example[column.name][index] for column in columns}
-        if not any(column.takes_nulls and _is_missing(row[column.name]) for column in columns):
+        values = [row[column.name] for column in columns if column.takes_nulls]
+        # NaN and NaT differ from themselves.
+        if not any(value is None or np.any(np.asarray(value) != value) for value in values):
             return {column.name: _with_zone(row[column.name], column) for column in columns}
     return None
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or bool(np.any(np.asarray(value) != value))  # NaN and NaT differ from themselves
 
 
 def _with_zone(value: Any, column: Column) -> Any:

@@ -65,7 +65,10 @@ def _wheel() -> bytes:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkdl\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = "".join(f"{name},{_digest(content)},{len(content)}\n" for name, content in files.items())
+    record = ""
+    for name, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        record += f"{name},sha256={digest},{len(content)}\n"
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     written = BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -84,8 +87,3 @@ def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
             yield there, entry.read_bytes()
         elif entry.is_dir() and not (path == "sparkdl" and entry.name in _LEFT_OUT):
             yield from _modules(entry, there)
-
-
-def _digest(content: bytes) -> str:
-    """Return a hash in the format of RECORD."""
-    return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip('=')}"

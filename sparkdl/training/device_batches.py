@@ -23,8 +23,6 @@ from sparkdl.data.files.threads import READ_AHEAD_BYTES, ReadAhead
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    import numpy.typing as npt
-
     from sparkdl.collective import Communicator
     from sparkdl.model.inputs import Arrays
     from sparkdl.training.objective import Batch
@@ -89,17 +87,16 @@ def _copies(
     with closing(batches):
         for batch in batches:
             with torch.cuda.device(device), torch.cuda.stream(stream):
+                # torch caches pinned memory, and does not reuse it before copies from it are done.
                 tensors = {
-                    name: _pinned(array).to(device, non_blocking=True) for name, array in batch.items()
+                    name: torch.from_numpy(np.require(array, requirements=["W"]))
+                    .pin_memory()
+                    .to(device, non_blocking=True)
+                    for name, array in batch.items()
                 }
                 copied = torch.cuda.Event()
                 copied.record(stream)
             yield tensors, copied
-
-
-def _pinned(array: npt.NDArray[Any]) -> Tensor:
-    # torch caches pinned memory, and does not reuse it before copies from it are done.
-    return torch.from_numpy(np.require(array, requirements=["W"])).pin_memory()
 
 
 _MOST_S = 600.0

@@ -36,7 +36,11 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     results, unusable = columns_of(transform_schema(schema_of(columns), spec), untouched(columns, spec))
 
     def apply(table: pa.Table, names: Sequence[str]) -> pa.Table:
-        frame = pd.DataFrame({column.name: _cells(table, column) for column in columns})
+        cells: dict[str, Any] = {}
+        for column in columns:
+            values = to_numpy(table.column(column.name), column)
+            cells[column.name] = list(values) if column.shape else values
+        frame = pd.DataFrame(cells)
         if spec.func is not None:
             frame = call_function(spec.func, frame)
         if not isinstance(frame, pd.DataFrame) or len(frame) != table.num_rows:
@@ -78,8 +82,3 @@ def missing_result_error(name: str, returned: Sequence[Any]) -> DataError:
         f"the function of the TransformSpec returned no column {name!r}, only {', '.join(map(str, returned))}; list "
         "the columns that it removes in removed_fields"
     )
-
-
-def _cells(table: pa.Table, column: Column) -> Any:
-    values = to_numpy(table.column(column.name), column)
-    return list(values) if column.shape else values

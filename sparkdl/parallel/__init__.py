@@ -29,7 +29,8 @@ from sparkdl.parallel.sharding import (
 from sparkdl.parallel.tensor.divide import divide
 from sparkdl.parallel.tensor.loss import cross_entropy
 from sparkdl.parallel.tensor.plan import tensor_plan_of
-from sparkdl.parallel.weights import draw_weights, load_weights, on_meta, save_weights
+from sparkdl.parallel.weights import draw_weights, load_weights, save_weights
+from sparkdl.patches.meta_parameters import on_meta
 
 __all__ = [
     "SCHEDULES",

@@ -1,27 +1,25 @@
 """Weights of models that no process holds as a whole: drawn, read from files and written to files part by part.
 
-A model is made inside of :func:`on_meta`, where its parameters take no memory, then cut, divided and sharded. After
-that :func:`draw_weights` or :func:`load_weights` gives each rank the values of its own part. :func:`save_weights`
-writes the whole model as a folder of safetensors files with an index, in the format of Hugging Face.
+A model is made inside of :func:`~sparkdl.parallel.on_meta`, where its parameters take no memory, then cut, divided and
+sharded. After that :func:`draw_weights` or :func:`load_weights` gives each rank the values of its own part.
+:func:`save_weights` writes the whole model as a folder of safetensors files with an index, in the format of Hugging
+Face.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import posixpath
 import shutil
-import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from sparkdl.checkpoint.tensors import call_on_all_ranks
 from sparkdl.data.files.filesystems import open_location
@@ -43,36 +41,6 @@ SINGLE = "model.safetensors"
 
 _COPIED_BYTES = 4 << 20
 """Size of the pieces in which a file is copied."""
-
-
-@contextlib.contextmanager
-def on_meta() -> Iterator[None]:
-    """Context in which modules that this thread makes have their parameters on the meta device, but not their buffers.
-
-    Unlike with ``torch.device("meta")``, tables that a constructor computes as buffers are therefore correct.
-    """
-    _watch_parameters()
-    before, _thread.is_on_meta = getattr(_thread, "is_on_meta", False), True
-    try:
-        yield
-    finally:
-        _thread.is_on_meta = before
-
-
-_thread = threading.local()
-
-
-@functools.cache
-def _watch_parameters() -> None:
-    """Move parameters that modules register to the meta device, in threads that are inside of :func:`on_meta`."""
-    # Never removed: other threads may be making modules, and torch's hooks must not change meanwhile.
-    register_module_parameter_registration_hook(_parameter_on_meta)  # type: ignore[arg-type]  # torch takes a result
-
-
-def _parameter_on_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-    if not getattr(_thread, "is_on_meta", False) or parameter.is_meta:
-        return None
-    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def draw_weights(module: nn.Module | Sequence[nn.Module], *, seed: int, device: str = "cpu") -> None:

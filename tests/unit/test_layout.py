@@ -31,8 +31,8 @@ SMALL_FOR_A_REASON = {
     "sparkdl.cli.__main__": "python -m sparkdl.cli",
     "sparkdl.horovod.torch.mpi_ops": "Horovod's own module name",
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
-    "sparkdl.lazy": "the pages of packages alone import it",
     "sparkdl.patches.collate": "changes to other libraries' insides stand in one folder",
+    "sparkdl.patches.meta_parameters": "likewise",
     "sparkdl.tracking.carried_native": "copied into every logged model",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }

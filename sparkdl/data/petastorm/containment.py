@@ -9,6 +9,10 @@ frame, and takes those from the module's globals; this is documented behaviour o
 The facades are pyarrow, NumPy and distutils as Petastorm 0.12.1 expects them: the real modules plus removed names.
 They never enter ``sys.modules``. Repairs inside Petastorm's own classes, for what facades cannot provide, are applied
 when a module is loaded.
+
+Upstream: https://github.com/uber/petastorm/issues/806, https://github.com/uber/petastorm/issues/613 and
+https://github.com/apache/arrow/pull/39112, which removed what Petastorm imports. Versions: Petastorm 0.12.1 and 0.13.1
+with pyarrow 15 and later, NumPy 2, or Python 3.12. It can go when a release of Petastorm imports no removed names.
 """
 
 from __future__ import annotations

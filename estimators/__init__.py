@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.lazy import attributes
+from sparkdl.lazy import attributes, guest_names
 
 if TYPE_CHECKING:
     from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation
@@ -33,22 +33,14 @@ _MODULES = {
     "ClassificationEvaluation": "sparkdl.estimators.evaluation",
     "FeatureImportances": "sparkdl.estimators.importances",
     "FitContext": "sparkdl.training.callbacks",
-    "ImageClassifier": "sparkdl.estimators.ready_made.images",
-    "LanguageModel": "sparkdl.estimators.ready_made.language",
-    "LanguageModelModel": "sparkdl.estimators.ready_made.language",
     "LearningRates": "sparkdl.estimators.learning_rate_search",
-    "PerplexityEvaluator": "sparkdl.estimators.ready_made.language_evaluator",
     "RegressionEvaluation": "sparkdl.estimators.evaluation",
     "TensorBoard": "sparkdl.training.callbacks",
-    "TextClassifier": "sparkdl.estimators.ready_made.text",
-    "TorchClassificationModel": "sparkdl.estimators.ready_made.estimator",
-    "TorchClassifier": "sparkdl.estimators.ready_made.tabular",
     "TorchEstimator": "sparkdl.estimators.torch_estimator",
     "TorchModel": "sparkdl.estimators.torch_model",
     "TorchProfiler": "sparkdl.training.callbacks",
-    "TorchRegressionModel": "sparkdl.estimators.ready_made.estimator",
-    "TorchRegressor": "sparkdl.estimators.ready_made.tabular",
     "TrainingSummary": "sparkdl.estimators.summary",
+    **guest_names(__name__),
 }
 
 __all__ = [

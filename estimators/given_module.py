@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -31,6 +30,7 @@ from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.params.inputs import labels_by_column
 from sparkdl.estimators.params.table import check_entries, default_values
 from sparkdl.foreign_errors import reading_from, store_errors
+from sparkdl.lazy import load_entry
 from sparkdl.model.export import export_model, format_of
 from sparkdl.model.heads import NO_LABEL, Head, LabelColumn
 from sparkdl.model.losses import PredictionKind
@@ -211,8 +211,7 @@ def _on_images(transform: Callable[[Any], Any], features: Mapping[str, Any]) -> 
             f"imageTransform takes the images of one column, and featuresCol is {list(column)}. Name one column, or "
             "take prepareFeatures, which gets all of them."
         )
-    images = import_module("sparkdl.networks.images")  # by name: networks are a guest
-    return images.TransformedImages(column=column, transform=transform)
+    return load_entry("imageTransform").TransformedImages(column=column, transform=transform)
 
 
 def _describe(name: str, kind: PredictionKind, tensor: Tensor, classes: Sequence[Any] | None) -> ModelOutput:

@@ -6,7 +6,6 @@ import html
 import inspect
 from collections import Counter
 from dataclasses import asdict, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml import Model
@@ -32,6 +31,7 @@ from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
 from sparkdl.estimators.summary import History, TrainingSummary, describe_values, html_facts
+from sparkdl.lazy import load_entry
 from sparkdl.model.predictor import with_thresholds
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.spark.session import shares_gpus, threads_by_settings
@@ -230,7 +230,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
                 an argument is not valid.
             DataError: if the column is missing or holds no texts or images.
         """
-        networks = import_module("sparkdl.networks.trained")  # by name: networks are a guest
+        networks = load_entry("TorchModel.from_pretrained")
         source = networks.find_source(pretrained, task=task, revision=revision)
         column = featuresCol or ("content" if source.task in networks.TASKS_OF_IMAGES else "text")
         if source.task == networks.GENERATION:
@@ -239,7 +239,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
                     raise ParamError(
                         f"{name} is {value!r}, and {pretrained!r} continues texts. Leave it out."
                     )
-            language = import_module("sparkdl.estimators.ready_made.language")
+            language = load_entry("TorchModel.from_pretrained for text generation")
             generating: TorchModel = language.model_of_folder(
                 source.name, example, featuresCol=column, maxLength=maxLength, **params
             )

@@ -38,6 +38,7 @@ from sparkdl.estimators.params.table import check_of, spec_fields
 from sparkdl.estimators.params.training import best_goal_of, num_readers
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
+from sparkdl.lazy import load_entry
 from sparkdl.model.architecture import split_module
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name, number_dtype
 from sparkdl.model.losses import prediction_kind
@@ -387,7 +388,6 @@ def _with_planner(
 ) -> TrainingSpec:
     """Return the spec with what chooses its layout on the ranks, for Param ``parallelism`` with the value auto."""
     from sparkdl.parallel import Parallelism
-    from sparkdl.planner.on_ranks import make_planner
 
     def suits(name: str) -> bool:
         try:
@@ -399,7 +399,7 @@ def _with_planner(
 
     inputs = spec.inputs.tensors(spec.inputs.prepared(row), torch.device("cpu"))
     with check_of("parallelism"):
-        planner = make_planner(
+        planner = load_entry("Param parallelism with the value 'auto'").make_planner(
             spec.model,
             inputs if spec.inputs.given_by == "name" else tuple(inputs.values()),
             batch_size=spec.batch_size,

@@ -18,6 +18,7 @@ from sparkdl.errors import ParamError, did_you_mean
 from sparkdl.estimators.params.base import OneOf, ParamsT
 from sparkdl.estimators.params.table import Entry, at_least, between, optional, param
 from sparkdl.launch.hangs.watch import MIN_HANG_TIMEOUT_S
+from sparkdl.lazy import load_entry
 from sparkdl.slow_links import COMPRESSIONS, SYNCHRONIZATIONS, as_dict, settings_of
 from sparkdl.training.spec import BALANCES
 
@@ -62,15 +63,14 @@ def _parallelism(sizes: Mapping[str, Any]) -> Parallelism:
 
 
 def _to_monitor(value: Any) -> dict[str, Any]:
-    from sparkdl.monitor import Monitor  # few fits have one
-
-    if isinstance(value, Monitor):
+    kind: type[Monitor] = load_entry("Param monitor").Monitor
+    if isinstance(value, kind):
         return value.as_dict()
     if not isinstance(value, Mapping):
         raise TypeError(
             f"it takes a sparkdl.monitor.Monitor, or a dict such as {{'seconds': 5}}, not a {type(value).__name__}"
         )
-    return Monitor.from_dict(value).as_dict()
+    return kind.from_dict(value).as_dict()
 
 
 def _to_settings(value: Any, *, kinds: tuple[type[Any], ...], example: str) -> dict[str, Any]:
@@ -396,7 +396,5 @@ class HasTracking(Params):
         """Return how the ranks are watched; None if they are not."""
         if not self.isSet(self.monitor):
             return None
-        from sparkdl.monitor import Monitor
-
-        settings: dict[str, Any] = self.getOrDefault(self.monitor)
-        return Monitor.from_dict(settings)
+        kind: type[Monitor] = load_entry("Param monitor").Monitor
+        return kind.from_dict(self.getOrDefault(self.monitor))

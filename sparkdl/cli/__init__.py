@@ -1,7 +1,7 @@
 """The ``sparkdl`` command and the table of its subcommands. Runs on the *driver*.
 
-Begin with :func:`main`; each subcommand is a module here or the ``command`` of its package. Only the module of the
-chosen subcommand is imported.
+Begin with :func:`main`; each subcommand is a module here or one of a guest. Only the module of the chosen subcommand
+is imported.
 """
 
 from __future__ import annotations
@@ -9,50 +9,40 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from sparkdl import __version__
 from sparkdl.errors import ParamError, SparkdlError
+from sparkdl.lazy import load_entry
 
 _OPTIONS, _RUN = "add_arguments", "run"
 _COMMANDS = {
-    "demo": ("sparkdl.cli.demo", _OPTIONS, _RUN, "train, track and serve a digit classifier on this machine"),
-    "run": ("sparkdl.cli.run", _OPTIONS, _RUN, "run a program on several ranks of this machine"),
+    "demo": (_OPTIONS, _RUN, "train, track and serve a digit classifier on this machine"),
+    "run": (_OPTIONS, _RUN, "run a program on several ranks of this machine"),
     "doctor": (
-        "sparkdl.doctor.command",
         _OPTIONS,
         _RUN,
         "check this machine or a cluster, and say what will not work and how to fix it",
     ),
-    "plan": ("sparkdl.planner.command", _OPTIONS, _RUN, "plan the parallelism of a model on a cluster"),
-    "top": (
-        "sparkdl.monitor.top",
-        _OPTIONS,
-        _RUN,
-        "show the monitored fits and runs of this machine while they run",
-    ),
-    "train": ("sparkdl.jobs.command", _OPTIONS, "train", "train the model that a job file describes"),
+    "plan": (_OPTIONS, _RUN, "plan the parallelism of a model on a cluster"),
+    "top": (_OPTIONS, _RUN, "show the monitored fits and runs of this machine while they run"),
+    "train": (_OPTIONS, "train", "train the model that a job file describes"),
     "predict": (
-        "sparkdl.jobs.command",
         "add_prediction_arguments",
         "predict",
         "predict the rows of a job file with its model",
     ),
     "job-script": (
-        "sparkdl.jobs.command",
         None,
         "print_script_path",
         "print the path of the program that spark-submit runs for jobs",
     ),
-    "job-schema": (
-        "sparkdl.jobs.schema",
-        None,
-        "print_schema",
-        "print the JSON Schema of job files, for editors",
-    ),
+    "job-schema": (None, "print_schema", "print the JSON Schema of job files, for editors"),
 }
-"""For each subcommand its module, the functions there that declare its options and run it, and what it is for."""
+"""For each subcommand the functions that declare its options and run it, and what it is for.
+
+:data:`sparkdl.lazy.ENTRIES` has the module of each.
+"""
 
 _BENCHMARKS = {
     "allreduce": "time an allreduce against Gloo, MPI and Horovod",
@@ -65,7 +55,7 @@ _BENCHMARKS = {
     "launch": "time the start and end of ranks, with and without Spark",
     "fit": "time a whole fit against TorchDistributor and Horovod's estimator",
 }
-"""What the modules of :mod:`sparkdl.bench` are for that are benchmarks."""
+"""What each benchmark is for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,12 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
-    for name, (module, options, run, text) in _COMMANDS.items():
-        _add_command(commands, name, text, module=module, options=options, run=run)
+    for name, (options, run, text) in _COMMANDS.items():
+        _add_command(commands, name, text, entry=f"sparkdl {name}", options=options, run=run)
     bench = _add_command(commands, "bench", "measure this machine against other libraries, in one run")
     benchmarks = bench.add_subparsers(title="benchmarks", required=True, metavar="NAME")
     for name, text in _BENCHMARKS.items():
-        _add_command(benchmarks, name, text, module=f"sparkdl.bench.{name}", options=_OPTIONS, run=_RUN)
+        _add_command(benchmarks, name, text, entry=f"sparkdl bench {name}", options=_OPTIONS, run=_RUN)
     return parser
 
 
@@ -119,22 +109,22 @@ class _CommandParser(argparse.ArgumentParser):
     """The parser of a subcommand; it imports the module of the subcommand when this is chosen.
 
     Args:
-        module: name of the module; None for a command that only has subcommands.
+        entry: key of the module in :data:`sparkdl.lazy.ENTRIES`; None for a command that only has subcommands.
         options: name of the function that declares the options; None without options.
         run: name of the function that runs the subcommand.
         others: options of :class:`argparse.ArgumentParser`.
     """
 
     def __init__(
-        self, *, module: str | None = None, options: str | None = None, run: str = _RUN, **others: Any
+        self, *, entry: str | None = None, options: str | None = None, run: str = _RUN, **others: Any
     ) -> None:
         super().__init__(**others)
-        self._module, self._options, self._run = module, options, run
+        self._entry, self._options, self._run = entry, options, run
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the options of the subcommand, and parse them."""
-        if self._module is not None:
-            module = import_module(self._module)
+        if self._entry is not None:
+            module = load_entry(self._entry)
             if self._options is not None:
                 getattr(module, self._options)(self)
             self.set_defaults(run=getattr(module, self._run))

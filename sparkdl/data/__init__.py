@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.lazy import attributes
+from sparkdl.lazy import attributes, guest_names
 
 if TYPE_CHECKING:
     from sparkdl.data.blend.blending import BlendedFeed
@@ -26,27 +26,22 @@ if TYPE_CHECKING:
     from sparkdl.data.spark.validate import check_labels
     from sparkdl.data.store.store import Store, open_dataset
 
-# Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow. The guests among them are
-# named here because users look for them here: blends, and the converter as in Petastorm.
+# Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow. The names of guests are
+# here because users look for them here: blends, and the converter as in Petastorm.
 _MODULES = {
-    "BlendedFeed": ".blend.blending",
     "Column": ".dataset.dataset",
-    "Mixture": ".blend.mixture",
-    "PackedBatch": ".blend.packing",
     "ParquetDataset": ".dataset.dataset",
     "ParquetFeed": ".feed.feed",
     "PlannedFeed": ".feed.planned_feed",
     "RowFilter": ".dataset.row_choice",
     "RowGroup": ".dataset.dataset",
-    "SequencePacker": ".blend.packing",
-    "SparkDatasetConverter": "sparkdl.loaders.converter",
     "Store": ".store.store",
     "check_labels": ".spark.validate",
-    "make_spark_converter": "sparkdl.loaders.converter",
     "materialize": ".spark.materialization",
     "use_materialized": ".spark.materialization",
     "open_dataset": ".store.store",
     "scan_dataset": ".dataset.footers",
+    **guest_names(__name__),
 }
 
 __all__ = [

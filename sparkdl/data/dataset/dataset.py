@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
 
 from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.lazy import load_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -215,8 +215,7 @@ class ParquetDataset:
         if transform is None:
             return None
         columns = self.columns if names is None else [self.column(name) for name in names]
-        # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
-        guest = import_module("sparkdl.data.petastorm.transform")
+        guest = load_entry("a TransformSpec of Petastorm")  # imports pandas and Petastorm
         preparation: Preparation = guest.prepare_frames(columns, transform)
         return preparation
 

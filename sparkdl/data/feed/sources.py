@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import wait
-from importlib import import_module
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow.parquet as pq
@@ -19,6 +18,7 @@ from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.data.store.store import Store, open_dataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.foreign_errors import describe_lasting_failure, reading_from
+from sparkdl.lazy import load_entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,8 +98,7 @@ def _find(
         if is_stored:
             described = open_dataset(url)
         elif has_metadata and (pickled_schema := _read_unischema(location)) is not None:
-            # By name: Petastorm's API is a guest, which imports pandas and Petastorm.
-            guest = import_module("sparkdl.data.petastorm.unischema")
+            guest = load_entry("a folder with a Unischema of Petastorm")  # imports pandas and Petastorm
             described = guest.open_unischema_dataset(url, pickled_schema)
         elif is_file:
             folder, name = os.path.split(absolute_url(url))

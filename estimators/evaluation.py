@@ -94,22 +94,22 @@ class ClassificationEvaluation(ModelEvaluation):
             for precision, recall in zip(self.precisionByLabel, self.recallByLabel, strict=True)
         ]
 
-    def _weighted(self, by_label: Sequence[float]) -> float:
+    def _average(self, by_label: Sequence[float]) -> float:
         return float(np.average(by_label, weights=self.confusion.sum(axis=1)))
 
     @property
     def weightedPrecision(self) -> float:
         """Mean of the labels' precisions, weighted by their numbers of rows."""
-        return self._weighted(self.precisionByLabel)
+        return self._average(self.precisionByLabel)
 
     @property
     def weightedRecall(self) -> float:
         """Mean of the labels' recalls, weighted by their numbers of rows; equal to the accuracy."""
-        return self._weighted(self.recallByLabel)
+        return self._average(self.recallByLabel)
 
     def weightedFMeasure(self, beta: float = 1.0) -> float:
         """Return the mean of the labels' F-measures, weighted by their numbers of rows."""
-        return self._weighted(self.fMeasureByLabel(beta))
+        return self._average(self.fMeasureByLabel(beta))
 
     @property
     def areaUnderROC(self) -> float:

@@ -288,7 +288,7 @@ def store_error(what: str, error: BaseException, otherwise: str = "") -> StoreEr
 
 
 @contextmanager
-def _converted(
+def _convert_errors(
     convert: Callable[[Exception], SparkdlError], of: type[Exception] = Exception
 ) -> Iterator[None]:
     """Raise other code's exceptions of a class in this block as the errors that a function makes of them."""
@@ -319,7 +319,7 @@ def errors_as(
         text = f"{what}: {type(error).__name__}: {error}"
         return kind(f"{text.rstrip('.')}. {advice}" if advice else text)
 
-    return _converted(convert, of)
+    return _convert_errors(convert, of)
 
 
 def store_errors(what: str, otherwise: str = "") -> AbstractContextManager[None]:
@@ -328,7 +328,7 @@ def store_errors(what: str, otherwise: str = "") -> AbstractContextManager[None]
     Raises:
         StoreError: in place of an error that is not sparkdl's.
     """
-    return _converted(lambda error: store_error(what, error, otherwise))
+    return _convert_errors(lambda error: store_error(what, error, otherwise))
 
 
 def describe_reading_failure(error: BaseException) -> str:
@@ -357,7 +357,7 @@ def reading_from(url: str) -> AbstractContextManager[None]:
         )
         return StoreAccessError(f"{url} cannot be read: {why}")
 
-    return _converted(convert)
+    return _convert_errors(convert)
 
 
 def one_line(error: BaseException | str) -> str:

@@ -134,7 +134,9 @@ class CheckedParams(Params, metaclass=_ShortHelp):
     def _check_names(self, names: Iterable[str]) -> None:
         for name in names:
             if not self.hasParam(name):
-                raise ParamTypeError(_unknown(type(self), name, [param.name for param in self.params]))
+                raise ParamTypeError(
+                    _unknown_name_error(type(self), name, [param.name for param in self.params])
+                )
 
     def _set(self: P, **params: Any) -> P:
         self._check_names(params)
@@ -151,7 +153,7 @@ class CheckedParams(Params, metaclass=_ShortHelp):
         return self
 
 
-def _unknown(cls: type, name: str, names: Sequence[str]) -> str:
+def _unknown_name_error(cls: type, name: str, names: Sequence[str]) -> str:
     plain = name.lower().replace("_", "").removesuffix("s")
     near = [known for known in names if plain in _OTHER_NAMES.get(known, ())]
     others = f"The Params are: {', '.join(names)}."

@@ -20,7 +20,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.collective.telemetry.communication_report import format_columns
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 from sparkdl.host_memory import host_memory

@@ -18,7 +18,7 @@ from sparkdl.collective.current import (
     set_current_communicator,
 )
 from sparkdl.collective.opening import TRANSPORTS, WIRES, check_transport, open_communicator, uses_mpi
-from sparkdl.collective.telemetry.report import CommunicationReport, WorldReport
+from sparkdl.collective.telemetry.communication_report import CommunicationReport, WorldReport
 from sparkdl.collective.telemetry.stalls import StallCheck
 from sparkdl.rendezvous.addresses import Address
 from sparkdl.rendezvous.client import RendezvousClient

@@ -43,7 +43,7 @@ import numpy as np
 
 from sparkdl.checks import check_counts
 from sparkdl.closing import Closing
-from sparkdl.collective.telemetry.report import (
+from sparkdl.collective.telemetry.communication_report import (
     CommunicationReport,
     WorldReport,
     gather_world_report,

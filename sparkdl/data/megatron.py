@@ -114,7 +114,7 @@ class _Index:
 
         if start == stop:
             return
-        with _opened(f"{self.prefix}.idx") as index, _opened(f"{self.prefix}.bin") as tokens:
+        with _open(f"{self.prefix}.idx") as index, _open(f"{self.prefix}.bin") as tokens:
             borders = self._part(index, "documents", start, stop + 1)
             first, last = int(borders[0]), int(borders[-1])
             if first < 0 or last > self.num_sequences or (np.diff(borders) < 0).any():
@@ -162,7 +162,7 @@ class _Index:
 def _open_index(prefix: str) -> _Index:
     """Read the header of an index, and check that the sizes of the files agree with it."""
     path = f"{prefix}.idx"
-    with _opened(path) as file:
+    with _open(path) as file:
         head = file.read(_HEAD.size)
         size = file.seek(0, 2)
         if head[: len(_MAGIC)] != _MAGIC:
@@ -204,7 +204,7 @@ def _open_index(prefix: str) -> _Index:
             (start,) = index._part(file, "starts", num_sequences - 1, num_sequences)
             (length,) = index._part(file, "lengths", num_sequences - 1, num_sequences)
             num_bytes = int(start) + int(length) * index.dtype.itemsize
-    with _opened(f"{prefix}.bin") as file:
+    with _open(f"{prefix}.bin") as file:
         size = file.seek(0, 2)
     if size != num_bytes:
         raise DataError(
@@ -215,7 +215,7 @@ def _open_index(prefix: str) -> _Index:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[Any]:
+def _open(url: str) -> Iterator[Any]:
     with ExitStack() as stack:
         with reading_from(url):
             location = open_location(url)

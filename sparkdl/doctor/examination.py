@@ -99,13 +99,13 @@ def _survey_here(num_ranks: int, timeout_s: float, report: Callable[[str], None]
             on_log=lambda *_: None,  # notices about transports are part of the findings
         )
     except SparkdlError as error:
-        return [_ranks_failed(HERE, error)]
+        return [_describe_failed_ranks(HERE, error)]
     text = f"{ranks} ran on this machine"
     names = dict.fromkeys(surveys[0]["host_of_rank"], HERE)
     return [Finding(check="ranks", where=HERE, status=GOOD, found=text), *judge_network(surveys, names)]
 
 
-def _ranks_failed(where: str, error: SparkdlError) -> Finding:
+def _describe_failed_ranks(where: str, error: SparkdlError) -> Finding:
     first, _, rest = str(error).strip().partition("\n")
     last = rest.strip().splitlines()[-1] if rest.strip() else ""
     return Finding(
@@ -188,7 +188,7 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
             on_event=lambda rank, _: heard.add(rank),
         )
     except SparkdlError as error:
-        return [_ranks_failed(CLUSTER, error)]
+        return [_describe_failed_ranks(CLUSTER, error)]
     names = {
         survey["host_of_rank"][rank]: survey["host"] for rank, survey in reversed(list(enumerate(surveys)))
     }

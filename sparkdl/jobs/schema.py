@@ -46,7 +46,7 @@ def job_schema() -> dict[str, Any]:
         "title": "sparkdl job",
         "type": "object",
         "properties": _sections(),
-        "anyOf": [_given("data", "model", "output"), _given("predict")],
+        "anyOf": [_require("data", "model", "output"), _require("predict")],
         "additionalProperties": False,
         "allOf": [
             {
@@ -107,7 +107,7 @@ def _sections() -> dict[str, Any]:
         "tracking": ("MLflow: mode, experiment, runName and uri of the server", _mapping(tracking)),
         "registry": (
             "name and alias of the registered model",
-            _mapping(registry) | {"if": _given("alias"), "then": _given("name")},
+            _mapping(registry) | {"if": _require("alias"), "then": _require("name")},
         ),
         "output": ("path or URL of the folder for model and result", _TEXT),
         "code": ("files and folders of Python code, relative to the file of the job", _TEXTS),
@@ -143,7 +143,7 @@ def _mapping(properties: dict[str, Any], *required: str) -> dict[str, Any]:
         "type": "object",
         "properties": {name: _or_null(schema) for name, schema in properties.items()},
         "additionalProperties": False,
-        **({"allOf": [_given(*required)]} if required else {}),
+        **({"allOf": [_require(*required)]} if required else {}),
     }
 
 
@@ -156,7 +156,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "type": [schema["type"], "null"]} if "type" in schema else schema
 
 
-def _given(*names: str) -> dict[str, Any]:
+def _require(*names: str) -> dict[str, Any]:
     """Return the schema of a mapping in which keys have a value."""
     values = {name: {"not": {"type": "null"}} for name in names}
     return {"required": list(names), "properties": values}
@@ -164,7 +164,7 @@ def _given(*names: str) -> dict[str, Any]:
 
 def _one_of(*names: str) -> dict[str, Any]:
     """Return the schema of a mapping in which one of several keys has a value, or of null."""
-    return {"oneOf": [{"type": "null"}, *({"type": "object", **_given(name)} for name in names)]}
+    return {"oneOf": [{"type": "null"}, *({"type": "object", **_require(name)} for name in names)]}
 
 
 def _with_short_form(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from sparkdl.launch.lines import AlikeLines
 from sparkdl.launch.restarts import Restarts, run_with_restarts
-from sparkdl.launch.run import run_on_ranks
 from sparkdl.launch.slots import check_cluster, wait_for_slots
+from sparkdl.launch.spark_launch import run_on_ranks
 from sparkdl.lazy import attributes
 from sparkdl.spark.session import active_session
 

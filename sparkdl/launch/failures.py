@@ -24,7 +24,7 @@ from sparkdl.errors import (
     RankError,
     SparkdlError,
 )
-from sparkdl.launch.hangs.report import raise_hang
+from sparkdl.launch.hangs.hang_error import raise_hang
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.outcome import Failure
 from sparkdl.launch.wire.spec import HangLimits

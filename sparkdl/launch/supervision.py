@@ -20,7 +20,7 @@ from typing import IO, Any
 from sparkdl.collective import Deadline
 from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
 from sparkdl.launch.failures import raise_for_failures
-from sparkdl.launch.hangs.report import hang_error
+from sparkdl.launch.hangs.hang_error import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
 from sparkdl.launch.lines import AlikeLines
 from sparkdl.launch.stage import Stage

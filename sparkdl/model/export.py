@@ -87,7 +87,7 @@ def export_model(model: SavedModel, rows: Arrays, path: Path, format_: str) -> N
     batches = [_tensors(signature.inputs, rows, range(num_rows))]
     batches += [_tensors(signature.inputs, rows, [index]) for index in range(num_rows)]
     with evaluating(module):
-        program = _exported(module, batches)
+        program = _export(module, batches)
         if onnx is None:
             with errors_as(SerializationError, "The model cannot be written as a program of torch.export"):
                 torch.export.save(program, path)
@@ -123,7 +123,7 @@ def _tensors(inputs: ModelInputs, rows: Arrays, indices: Sequence[int]) -> tuple
     return tuple(inputs.tensors(arrays, torch.device("cpu")).values())
 
 
-def _exported(module: _Outputs, batches: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:
+def _export(module: _Outputs, batches: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:
     """Return a program for any number of rows, and any length of the dimensions in which the batches differ."""
     together, *alone = batches
     if len(alone) == 1:  # a dimension of length 1 would be fixed
@@ -193,11 +193,11 @@ def _compare(made: Sequence[Tensor], expected: Sequence[Tensor], path: Path) -> 
         ):
             raise SerializationError(
                 f"{path.name} does not compute what the module does: for {len(other)} of the example rows it returns "
-                f"{_shown(one)}, and the module {_shown(other)}. It was not written. {_REMEDY}"
+                f"{_describe(one)}, and the module {_describe(other)}. It was not written. {_REMEDY}"
             )
 
 
-def _shown(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return (
         f"shape {tuple(tensor.shape)} beginning with {[round(x, 4) for x in tensor.flatten()[:3].tolist()]}"
     )

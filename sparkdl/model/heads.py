@@ -180,7 +180,7 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
         wanted = "a tensor with one entry per row"
         if len(names) > 1:
             wanted = f"a tensor for each of {', '.join(names)}, as a tuple in this order or as a dict with these names"
-        raise ParamError(f"Param model must return {wanted}; it returned {_shown(outputs)}.{hint}")
+        raise ParamError(f"Param model must return {wanted}; it returned {_describe(outputs)}.{hint}")
     return by_name
 
 
@@ -200,7 +200,7 @@ def first_output(outputs: Any) -> dict[str, Tensor]:
             return {NO_LABEL: tensor}
     raise ParamError(
         "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
-        f"{_shown(outputs)}."
+        f"{_describe(outputs)}."
     )
 
 
@@ -229,7 +229,7 @@ def outputs_of_rows(returned: Any, heads: Sequence[Head], num_rows: int) -> dict
     return outputs
 
 
-def _shown(outputs: Any) -> str:
+def _describe(outputs: Any) -> str:
     if isinstance(outputs, Mapping):
         return f"a dict with {', '.join(map(str, outputs)) or 'nothing'}"
     if isinstance(outputs, tuple | list):

@@ -162,7 +162,7 @@ class ModelInputs:
         """
         if self.given_by == "matrix" and MATRIX in batch and batch[MATRIX].ndim == 2:
             return {MATRIX: batch[MATRIX]}
-        columns = {column.name: _checked(batch, column) for column in self.columns}
+        columns = {column.name: _check_column(batch, column) for column in self.columns}
         if self.given_by == "matrix":
             return {MATRIX: np.stack(list(columns.values()), axis=1)}
         if self.prepare is None:
@@ -173,7 +173,7 @@ class ModelInputs:
             made = self.prepare(dict(columns))
         if not isinstance(made, Mapping):
             made = {self.columns[0].name: made}
-        return {str(name): self._made(str(name), values, num_rows) for name, values in made.items()}
+        return {str(name): self._make_input(str(name), values, num_rows) for name, values in made.items()}
 
     def apply(self, module: nn.Module, arrays: Mapping[str, Any], device: torch.device) -> Any:
         """Call a module with prepared inputs, arrays or tensors, and return its output."""
@@ -190,7 +190,7 @@ class ModelInputs:
         """Call a module with its inputs, and return its output."""
         return module(**tensors) if self.given_by == "name" else module(*tensors.values())
 
-    def _made(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:
+    def _make_input(self, name: str, values: Any, num_rows: int) -> npt.NDArray[Any]:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.ndim == 0 or len(array) != num_rows:
             raise ParamError(
@@ -205,7 +205,7 @@ class ModelInputs:
         return pad_rows(values, name=name, value=self.padding_value)
 
 
-def _checked(batch: Arrays, column: Column) -> npt.NDArray[Any]:
+def _check_column(batch: Arrays, column: Column) -> npt.NDArray[Any]:
     if column.name not in batch:
         raise DataError(f"There is no column {column.name!r}. The columns are: {listed(batch)}.")
     values = batch[column.name]

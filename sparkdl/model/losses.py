@@ -172,7 +172,7 @@ def compute_loss(
 
 
 def _weighted_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor) -> LossTerm:
-    per_row = _unreduced(loss)(outputs, targets)
+    per_row = _unreduce(loss)(outputs, targets)
     if per_row.ndim == 0 or per_row.shape[0] != row_weights.shape[0]:
         raise ParamError(
             f"weightCol needs one loss value per row, but the loss returned shape {tuple(per_row.shape)} for "
@@ -186,7 +186,7 @@ def _weighted_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_wei
     return LossTerm(mean=total / weight if weight > 0 else outputs.sum() * 0, weight=weight)
 
 
-def _unreduced(loss: LossFunction) -> LossFunction:
+def _unreduce(loss: LossFunction) -> LossFunction:
     if not isinstance(loss, nn.Module) or not hasattr(loss, "reduction"):
         return loss
     unreduced: Any = copy.copy(loss)

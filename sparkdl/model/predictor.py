@@ -235,7 +235,7 @@ class Predictor:
         except (SparkdlError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            shown = listed(f"{name} {_described(tensor)}" for name, tensor in tensors.items())
+            shown = listed(f"{name} {_describe(tensor)}" for name, tensor in tensors.items())
             raise DataError(
                 f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {shown}. "
                 "Look for rows that are unlike those it was trained on."
@@ -290,7 +290,7 @@ def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
     return is_nan.reshape(-1, math.prod(output.shape)).any(dim=1)
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     text = f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
     # An index may be out of range. After such a failure on a GPU, no tensor on it can be read.
     if tensor.is_cpu and tensor.dtype in (torch.int32, torch.int64) and tensor.numel():

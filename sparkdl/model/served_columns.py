@@ -70,7 +70,7 @@ def _is_floating(column: Column) -> bool:
 def _as_trained(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
     if column.kind == "ragged":
         return _objects(
-            [_ragged(row, column.lengths, column, index, allow_nan) for index, row in enumerate(values)]
+            [_to_ragged(row, column.lengths, column, index, allow_nan) for index, row in enumerate(values)]
         )
     if column.kind == "image":
         return _objects(
@@ -78,7 +78,7 @@ def _as_trained(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any
         )
     if column.kind != "number":
         rows = [_row(value, column, index) for index, value in enumerate(values)]
-        return _typed(np.stack(rows), column) if rows else np.empty((0, *column.shape), column.dtype)
+        return _to_dtype(np.stack(rows), column) if rows else np.empty((0, *column.shape), column.dtype)
     numbers = _numbers(values, column, allow_nan)
     if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
         raise _MissingValueError
@@ -120,7 +120,7 @@ def _long_sides(shape: Sequence[int]) -> list[int]:
     return [length for length in shape if length != 1]
 
 
-def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int, allow_nan: bool) -> Any:
+def _to_ragged(value: Any, lengths: Sequence[int | None], column: Column, index: int, allow_nan: bool) -> Any:
     """A ragged row as in training: an array, or a list of arrays if inner lists may differ in length."""
     if _is_null(value):
         raise _MissingValueError
@@ -129,7 +129,7 @@ def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: in
             raise DataError(
                 f"Row {index} of column {column.name!r} holds {value!r} where the model takes lists of lists."
             )
-        return [_ragged(inner, lengths[1:], column, index, allow_nan) for inner in value]
+        return [_to_ragged(inner, lengths[1:], column, index, allow_nan) for inner in value]
     kind, dtype = column.element
     row = _array(value, column, index, allow_nan)
     row = row.reshape(0, *lengths[1:]) if not row.size else row
@@ -139,7 +139,7 @@ def _ragged(value: Any, lengths: Sequence[int | None], column: Column, index: in
             f"{' x '.join(map(str, lengths[1:])) or 'single values'}."
         )
     if kind != "number":
-        return _typed(row, column)
+        return _to_dtype(row, column)
     numbers = _cast(row, dtype, column, index)
     if not allow_nan and numbers.dtype.kind == "f" and np.isnan(numbers).any():
         raise _MissingValueError
@@ -164,7 +164,7 @@ def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> n
     return row
 
 
-def _typed(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
+def _to_dtype(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
     """Values that are not numbers in the dtype of the column."""
     kind, dtype = column.element if column.kind == "ragged" else (column.kind, column.dtype)
     if kind != "timestamp":

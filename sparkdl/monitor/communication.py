@@ -23,8 +23,8 @@ from sparkdl.rendezvous.addresses import interface_addresses
 
 if TYPE_CHECKING:
     from sparkdl.collective import Communicator
+    from sparkdl.collective.telemetry.communication_report import CommunicationReport, OperationReport
     from sparkdl.collective.telemetry.monitor import Telemetry
-    from sparkdl.collective.telemetry.report import CommunicationReport, OperationReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ def ring_attention(
             f"{tuple(documents.shape)}."
         )
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    window = _narrowed(window, query.shape[2] * dist.get_world_size(group), is_causal)
+    window = _narrow_window(window, query.shape[2] * dist.get_world_size(group), is_causal)
     return apply(_RingAttention, query, key, value, documents, group, is_causal, scale, window)
 
 
@@ -139,7 +139,7 @@ def whole_attention(
 ) -> Tensor:
     """Attend over whole sequences on this rank alone; arguments and result are those of :func:`ring_attention`."""
     length = query.shape[2]
-    window = _narrowed(window, length, is_causal)
+    window = _narrow_window(window, length, is_causal)
     mask = None
     if documents is not None or window is not None:
         positions = torch.arange(length, dtype=torch.int32, device=query.device)
@@ -155,7 +155,7 @@ def whole_attention(
     )
 
 
-def _narrowed(window: int | None, length: int, is_causal: bool) -> int | None:
+def _narrow_window(window: int | None, length: int, is_causal: bool) -> int | None:
     """The window in positions; None if it covers the whole sequence."""
     if window is None:
         return None
@@ -437,7 +437,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, is_causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attention over one block of keys, and its logsumexp, which is ``-inf`` where a query attends to no key."""
-    key, value = _expanded(key, query.shape[1]), _expanded(value, query.shape[1])
+    key, value = _expand_heads(key, query.shape[1]), _expand_heads(value, query.shape[1])
     bias = _bias(mask, query)
     aten = torch.ops.aten
     if query.device.type == "cpu":
@@ -473,7 +473,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A block's part of the gradients, from the output and the logsumexp over all blocks."""
     key_heads = key.shape[1]
-    key, value = _expanded(key, query.shape[1]), _expanded(value, query.shape[1])
+    key, value = _expand_heads(key, query.shape[1]), _expand_heads(value, query.shape[1])
     bias = _bias(mask, query)
     # A query that attends to no key in any block: exp(-inf - 0) is 0, as it should be; -inf - -inf would be NaN.
     logsumexp = torch.where(logsumexp == -math.inf, 0.0, logsumexp).contiguous()
@@ -505,17 +505,17 @@ def _attend_backward(
             [True, True, True, False], is_causal and mask is None, scale=scale,
         )  # fmt: skip
     grad_query, grad_key, grad_value = grads[:3]
-    return grad_query, _summed(grad_key, key_heads), _summed(grad_value, key_heads)
+    return grad_query, _sum_heads(grad_key, key_heads), _sum_heads(grad_value, key_heads)
 
 
-def _expanded(tensor: Tensor, heads: int) -> Tensor:
+def _expand_heads(tensor: Tensor, heads: int) -> Tensor:
     """Repeat each key head for the heads that it serves."""
     repeats = heads // tensor.shape[1]
     return tensor if repeats == 1 else tensor.repeat_interleave(repeats, dim=1)
 
 
-def _summed(gradient: Tensor, key_heads: int) -> Tensor:
-    """The backward pass of :func:`_expanded`."""
+def _sum_heads(gradient: Tensor, key_heads: int) -> Tensor:
+    """The backward pass of :func:`_expand_heads`."""
     if gradient.shape[1] == key_heads:
         return gradient
     batch, heads, positions, size = gradient.shape

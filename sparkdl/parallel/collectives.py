@@ -48,7 +48,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
 
 def sum_gradient(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The tensor itself; its gradient is summed over the ranks."""
-    return apply(Paired, tensor, _same, _summed, group)
+    return apply(Paired, tensor, _same, _sum_ranks, group)
 
 
 def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -58,22 +58,22 @@ def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def split(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's part of a tensor along a dimension; gradients are gathered."""
-    return apply(Paired, tensor, _part, _gathered, group, dim)
+    return apply(Paired, tensor, _part, _gather_parts, group, dim)
 
 
 def gather(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """The parts of all ranks, joined along a dimension; each rank has the whole gradient and keeps its part of it."""
-    return apply(Paired, tensor, _gathered, _part, group, dim)
+    return apply(Paired, tensor, _gather_parts, _part, group, dim)
 
 
 def gather_summed(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """The parts of all ranks, joined along a dimension; each rank has a share of the gradient; the sum is scattered."""
-    return apply(Paired, tensor, _gathered, _scattered, group, dim)
+    return apply(Paired, tensor, _gather_parts, _scatter_sum, group, dim)
 
 
 def sum_scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's part, along a dimension, of the sum over the ranks; gradients are gathered."""
-    return apply(Paired, tensor, _scattered, _gathered, group, dim)
+    return apply(Paired, tensor, _scatter_sum, _gather_parts, group, dim)
 
 
 class Paired(torch.autograd.Function):
@@ -113,7 +113,7 @@ def _same(tensor: Tensor, _: dist.ProcessGroup) -> Tensor:
     return tensor.view_as(tensor)
 
 
-def _summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _sum_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     tensor = tensor.contiguous().clone()
     dist.all_reduce(tensor, group=group)
     return tensor
@@ -133,7 +133,7 @@ def _part(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     return tensor.chunk(size, dim)[dist.get_rank(group)].contiguous()
 
 
-def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+def _gather_parts(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = dist.get_world_size(group)
     moved = tensor.movedim(dim, 0).contiguous()
     gathered = moved.new_empty((size * moved.shape[0], *moved.shape[1:]))
@@ -141,7 +141,7 @@ def _gathered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     return gathered.movedim(0, dim)
 
 
-def _scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+def _scatter_sum(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     size = dist.get_world_size(group)
     _check_divides(tensor, size, dim)
     moved = tensor.movedim(dim, 0).contiguous()

@@ -347,7 +347,7 @@ class WholeSequences(nn.Module):
         parts = [self._part(value) for value in args]
         named = {name: self._part(value) for name, value in kwargs.items()}
         numbers = self._numbers(sequence.positions(length, self._group, sequences[0].device))
-        return self._joined(self.module(*parts, **{self._positions: numbers, **named}), numbers.shape[-1])
+        return self._join(self.module(*parts, **{self._positions: numbers, **named}), numbers.shape[-1])
 
     def compute_alone(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output for whole sequences, which this rank computes alone."""
@@ -366,7 +366,7 @@ class WholeSequences(nn.Module):
     def _part(self, value: Any) -> Any:
         return sequence.part_of(value, 1, self._group) if _is_sequence(value) else value
 
-    def _joined(self, output: Any, length: int) -> Any:
+    def _join(self, output: Any, length: int) -> Any:
         if isinstance(output, Tensor):
             dim = self._positions_dim
             if output.ndim <= dim or output.shape[dim] != length:
@@ -379,10 +379,10 @@ class WholeSequences(nn.Module):
             return apply(Paired, output, _whole_sequences, _scaled_part, self._group, dim, self._scale)
         if isinstance(output, dict):  # a Hugging Face ModelOutput is one
             for name, value in output.items():
-                output[name] = self._joined(value, length)
+                output[name] = self._join(value, length)
             return output
         if isinstance(output, tuple | list):
-            return type(output)(self._joined(part, length) for part in output)
+            return type(output)(self._join(part, length) for part in output)
         return output
 
 

@@ -301,12 +301,12 @@ class RankLayout:
 
     def size(self, *names: str) -> int:
         """Number of ranks in a group along one or several dimensions."""
-        return math.prod(self.mesh[name].size() for name in _checked(names))
+        return math.prod(self.mesh[name].size() for name in _check_names(names))
 
     def rank(self, *names: str) -> int:
         """This rank's number in its group along one or several dimensions."""
         number = 0
-        for name in _checked(names):
+        for name in _check_names(names):
             number = number * self.mesh[name].size() + self.mesh.get_local_rank(name)
         return number
 
@@ -315,7 +315,7 @@ class RankLayout:
 
         Collective at the first call with several names.
         """
-        names = _checked(names)
+        names = _check_names(names)
         if len(names) == 1:
             return self.mesh[names[0]].get_group()
         if names not in self._joined:
@@ -352,7 +352,7 @@ class RankLayout:
         return f"RankLayout({' x '.join(f'{name} {self.mesh[name].size()}' for name in DIMENSIONS)})"
 
 
-def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in DIMENSIONS]
     if unknown or not names:
         named = f"There is no dimension {' or '.join(map(repr, unknown))}"

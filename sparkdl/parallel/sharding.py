@@ -185,10 +185,10 @@ def recompute_activations(blocks: Iterable[nn.Module]) -> None:
     same random numbers.
     """
     for block in blocks:
-        block.forward = functools.partial(_recomputed, block, block.forward)
+        block.forward = functools.partial(_recompute, block, block.forward)
 
 
-def _recomputed(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _recompute(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     # torch.compile does not support these context managers.
     if any(True for _ in block.buffers()) and not torch.compiler.is_compiling():
         # The recomputation begins with the buffers from before the first computation, and its changes of buffers are

@@ -78,7 +78,7 @@ def _draw(
             if not to_draw:
                 continue
             prefix = f"{layer_name}." if layer_name else ""
-            values = _drawn(root, layer, prefix, to_draw, seed)
+            values = _draw_layer(root, layer, prefix, to_draw, seed)
             for name, parameter in to_draw.items():
                 _fill(parameter, values[name].detach())
             drawn.update(to_draw.values())
@@ -120,7 +120,7 @@ def load_weights(
             if not stored_names:
                 drawn.add(tensor)
     for file, names in names_of.items():
-        with _opened(location, file, folder) as opened:
+        with _open(location, file, folder) as opened:
             for name in dict.fromkeys(names):
                 for tensor in real[name]:  # several stages of this rank may have it
                     _fill_from(opened, stored[name][1], tensor)
@@ -152,7 +152,7 @@ def copy_weights(folder: str, target: str) -> None:
             with contextlib.suppress(OSError):  # on another filesystem, or one without links
                 os.link(os.path.realpath(f"{source.path}/{name}"), path)
                 continue
-        with _opened(source, name, folder) as opened:
+        with _open(source, name, folder) as opened:
             what = f"The weights cannot be copied to {target}"
             with store_errors(what), there.filesystem.open(path, "wb") as file:
                 shutil.copyfileobj(opened, file, _COPIED_BYTES)
@@ -377,7 +377,7 @@ def _check_buffers(root: nn.Module) -> None:
         )
 
 
-def _drawn(
+def _draw_layer(
     root: Any, layer: Any, prefix: str, to_draw: dict[str, nn.Parameter], seed: int
 ) -> dict[str, Tensor]:
     """The whole parameters of a layer with their initial values."""
@@ -447,7 +447,7 @@ def _stored_tensors(location: Location, folder: str) -> dict[str, tuple[str, Sto
     """The file of each tensor in a folder, and its place in that file, by the tensor's name."""
     entries: dict[str, tuple[str, StoredTensor]] = {}
     for name in _files_of(location, folder):
-        with _opened(location, name, folder) as opened:
+        with _open(location, name, folder) as opened:
             entries |= {tensor: (name, entry) for tensor, entry in read_header(opened).items()}
     return entries
 
@@ -476,7 +476,7 @@ def _files_of(location: Location, folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(location: Location, name: str, folder: str) -> Iterator[Any]:
+def _open(location: Location, name: str, folder: str) -> Iterator[Any]:
     needed = f"The folder needs {SINGLE}, or several files and {INDEX}."
     with store_errors(f"{name} in {folder} cannot be read", needed):
         file = location.filesystem.open(f"{location.path}/{name}", "rb")

@@ -196,7 +196,7 @@ class _Dialing:
     def _start(self, candidate: _Candidate, deadline: Deadline) -> None:
         patience_s = min(_FIRST_PATIENCE_S * 2.0**candidate.num_tries, _LONGEST_PATIENCE_S)
         candidate.num_tries += 1
-        candidate.due_at = time.monotonic() + _jittered(patience_s)
+        candidate.due_at = time.monotonic() + _jitter(patience_s)
         try:
             # A kernel without IPv6 cannot make such a socket.
             sock = socket.socket(candidate.family, socket.SOCK_STREAM)
@@ -288,7 +288,7 @@ class _Dialing:
             return
         pause_s = min(_FIRST_PAUSE_S * 2.0**candidate.num_cuts, _LONGEST_PAUSE_S)
         candidate.num_cuts += 1
-        candidate.due_at = time.monotonic() + _jittered(pause_s)
+        candidate.due_at = time.monotonic() + _jitter(pause_s)
 
     def _note_silence(self, attempt: _Attempt) -> None:
         candidate = attempt.candidate
@@ -311,5 +311,5 @@ class _Dialing:
         return AuthenticationError(message) if has_answered else ConnectionError(message)
 
 
-def _jittered(seconds: float) -> float:
+def _jitter(seconds: float) -> float:
     return seconds * random.uniform(0.75, 1.25)  # noqa: S311 - not for a secret

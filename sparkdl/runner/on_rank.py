@@ -163,7 +163,7 @@ def _run_once(context: RankContext, setup: RankSetup, call: Callable[[], Any]) -
             ) from error
         has_met = _has_met(context)
     is_wanted = context.rank == 0 or setup.returns_all
-    return Returned(_checked(value) if is_wanted else None, has_met)
+    return Returned(_check_result(value) if is_wanted else None, has_met)
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def _has_met(context: RankContext) -> bool:
     return context.open_communicator is not None or has_met.is_set() or is_in_torch or is_in_mpi
 
 
-def _checked(value: Any) -> Any:
+def _check_result(value: Any) -> Any:
     from torch.nn.parallel import DistributedDataParallel
 
     if isinstance(value, DistributedDataParallel):

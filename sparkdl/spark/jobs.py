@@ -111,7 +111,7 @@ def spark_job(
     with (
         jobs_of(words),
         spark_failures_named(spark, doing=str(_purpose.get()), explain_file=explain_file),
-        _named(spark) as tag,
+        _name_jobs(spark) as tag,
     ):
         try:
             yield
@@ -125,12 +125,12 @@ def spark_job(
 @contextmanager
 def named_jobs(spark: SparkSession, words: str) -> Iterator[None]:
     """Name the Spark jobs of a block and of the threads that it starts; failures are raised as Spark raises them."""
-    with jobs_of(words), _named(spark):
+    with jobs_of(words), _name_jobs(spark):
         yield
 
 
 @contextmanager
-def _named(spark: SparkSession) -> Iterator[str]:
+def _name_jobs(spark: SparkSession) -> Iterator[str]:
     """Name the jobs of a block after its purpose, and yield a tag that they have."""
     purpose = _purpose.get()
     assert purpose is not None, "the block is one of jobs_of"

@@ -122,15 +122,15 @@ class _LowRank(GradientCompressor):
             self._take_in(parameter, matrix)
         others = [place for parameter, place in bucket.gradients.items() if parameter not in matrices]
         rest = torch.cat([*(place.reshape(-1) for place in others), bucket.presence])
-        left = _stacked([self.errors[parameter] @ self._right[parameter] for parameter in matrices], rest)
+        left = _stack([self.errors[parameter] @ self._right[parameter] for parameter in matrices], rest)
         yield self._communicator.allreduce_group_async([left, rest], op="avg")
         sizes = [*(place.numel() for place in others), len(bucket.presence)]
         for place, part in zip((*others, bucket.presence), rest.split(sizes), strict=True):
             place.copy_(part.view(place.shape))
         # Copies, whose memory begins at the same alignment on all ranks, as a BLAS may round by it.
         shapes = [(len(matrix), self._right[parameter].shape[1]) for parameter, matrix in matrices.items()]
-        bases = [torch.linalg.qr(part.clone())[0] for part in _unstacked(left, shapes)]
-        right = _stacked(
+        bases = [torch.linalg.qr(part.clone())[0] for part in _unstack(left, shapes)]
+        right = _stack(
             [self.errors[parameter].t() @ basis for parameter, basis in zip(matrices, bases, strict=True)],
             rest,
         )
@@ -140,7 +140,7 @@ class _LowRank(GradientCompressor):
             (matrix.shape[1], self._right[parameter].shape[1]) for parameter, matrix in matrices.items()
         ]
         for (parameter, matrix), basis, part in zip(
-            matrices.items(), bases, _unstacked(right, shapes), strict=True
+            matrices.items(), bases, _unstack(right, shapes), strict=True
         ):
             self._right[parameter].copy_(part)
             approximation = basis @ self._right[parameter].t()
@@ -175,11 +175,11 @@ class _LowRank(GradientCompressor):
         self._generator.set_state(state["generator"])
 
 
-def _stacked(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+def _stack(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     return torch.cat([part.reshape(-1) for part in parts]) if parts else like.new_empty(0)
 
 
-def _unstacked(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+def _unstack(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     parts = flat.split([math.prod(shape) for shape in shapes]) if shapes else ()
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 

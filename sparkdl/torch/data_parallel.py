@@ -103,9 +103,9 @@ def _lay_out(
             groups.append([])
             num_bytes = 0
         groups[-1].append(parameter)
-        num_bytes += _aligned(parameter.numel(), unit) * dtype.itemsize
+        num_bytes += _align(parameter.numel(), unit) * dtype.itemsize
     sizes = [
-        sum(_aligned(parameter.numel(), unit) for parameter in group) + _aligned(len(group), unit)
+        sum(_align(parameter.numel(), unit) for parameter in group) + _align(len(group), unit)
         for group in groups
     ]
     buckets: list[Bucket] = []
@@ -114,7 +114,7 @@ def _lay_out(
         gradients: dict[nn.Parameter, Tensor] = {}
         for parameter in group:
             gradients[parameter] = part[end : end + parameter.numel()].view(parameter.shape)
-            end += _aligned(parameter.numel(), unit)
+            end += _align(parameter.numel(), unit)
         buckets.append(Bucket(movable(part), gradients, part[end : end + len(group)]))
     return buckets
 
@@ -135,7 +135,7 @@ def _allocate(sizes: Sequence[int], dtype: torch.dtype, communicator: Communicat
         yield from torch.from_numpy(memory).view(dtype).split(part)
 
 
-def _aligned(count: int, unit: int) -> int:
+def _align(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 

@@ -98,18 +98,18 @@ def digest(tensor: Tensor) -> Tensor:
     rows = words[:num_in_rows].view(-1, _WORDS_PER_ROW).split(_ROWS_AT_ONCE)  # copies that fit into a cache
     sums = torch.cat(
         [
-            *((_mixed(piece) * weights).sum(1) for piece in rows),
+            *((_mix(piece) * weights).sum(1) for piece in rows),
             words[num_in_rows:],
             content[num_words * 8 :].to(torch.int64),
         ]
     )
-    return (_mixed(sums) * _odd_numbers(len(sums), content.device)).sum()
+    return (_mix(sums) * _odd_numbers(len(sums), content.device)).sum()
 
 
 _ROWS_AT_ONCE = 4096
 
 
-def _mixed(words: Tensor) -> Tensor:
+def _mix(words: Tensor) -> Tensor:
     return words ^ (words >> 32)
 
 

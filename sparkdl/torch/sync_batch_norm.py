@@ -78,7 +78,7 @@ def synchronized_batch_norms(module: nn.Module) -> Iterator[None]:
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
                 replaced.append((parent, name, layer))
-                setattr(parent, name, _synchronized(layer))
+                setattr(parent, name, _synchronize(layer))
     try:
         yield
     finally:
@@ -87,7 +87,7 @@ def synchronized_batch_norms(module: nn.Module) -> Iterator[None]:
             setattr(parent, name, layer)
 
 
-def _synchronized(layer: _BatchNorm) -> CrossRankBatchNorm:
+def _synchronize(layer: _BatchNorm) -> CrossRankBatchNorm:
     twin = CrossRankBatchNorm(
         layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
     )

@@ -1,16 +1,14 @@
 """Opens and fills the MLflow run of a fit, and writes logged models.
 
-Runs on the *driver*; begin with ``run``. The ranks report to the driver and need no credentials. ``model_loader`` is
-copied into logged models, and runs where a model is served.
+Runs on the *driver*; begin with ``fit_run``. The ranks report to the driver and need no credentials. ``model_loader``
+is copied into logged models, and runs where a model is served.
 
 Fits use mlflow only through this package, which imports mlflow when a run is opened. Users call :mod:`sparkdl.mlflow`.
 """
 
 from __future__ import annotations
 
-from sparkdl.tracking.kept_runs import SentRun, send_kept_runs
-from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
-from sparkdl.tracking.run import (
+from sparkdl.tracking.fit_run import (
     FitRun,
     RunGroup,
     add_to_run,
@@ -18,6 +16,8 @@ from sparkdl.tracking.run import (
     log_with_fits,
     metrics_of_active_run,
 )
+from sparkdl.tracking.kept_runs import SentRun, send_kept_runs
+from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
 from sparkdl.tracking.start import context_tags, use_tracking_uri, without_credentials
 
 __all__ = [

@@ -270,13 +270,13 @@ def _log(folder: Path, name: str, run_id: str | None) -> ModelInfo:
     """Log a saved MLflow model by ``Model.log`` of MLflow 2."""
     from mlflow.models import Model
 
-    with _module_path_kept():
+    with _keep_module_path():
         info: ModelInfo = Model.log(artifact_path=name, flavor=_SavedFlavor, run_id=run_id, folder=folder)
     return info
 
 
 @contextmanager
-def _module_path_kept() -> Iterator[None]:
+def _keep_module_path() -> Iterator[None]:
     """Remove new entries of ``sys.path`` that no longer exist: MLflow adds a temporary folder to try a model in it."""
     before = set(sys.path)
     try:

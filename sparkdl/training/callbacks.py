@@ -268,7 +268,9 @@ class BestWeights:
         self._best, self.epoch = value, record.epoch
         if self._is_keeper:
             self._kept = {
-                kind: {name: _kept(part, self._kept.get(kind, {}).get(name)) for name, part in parts.items()}
+                kind: {
+                    name: _keep_part(part, self._kept.get(kind, {}).get(name)) for name, part in parts.items()
+                }
                 for kind, parts in module_state(self._module).items()
             }
 
@@ -302,7 +304,7 @@ class BestWeights:
         self._kept = {}
         if self._is_keeper and self.epoch is not None:
             self._kept = {
-                kind: {name: _kept(part, None) for name, part in parts.items()}
+                kind: {name: _keep_part(part, None) for name, part in parts.items()}
                 | state["others"].get(kind, {})
                 for kind, parts in module_state(self._module).items()
             }
@@ -317,7 +319,7 @@ class BestWeights:
         }
 
 
-def _kept(part: Any, before: Any) -> Any:
+def _keep_part(part: Any, before: Any) -> Any:
     """Copy an entry of a state to the host, into the memory of the previous copy if that fits."""
     if not isinstance(part, Tensor):
         return copy.deepcopy(part)  # the extra state of a module

@@ -148,7 +148,7 @@ class StateMetric:
         seen = tree_map_only(Tensor, lambda state: state.to(self._device), seen)
         for name, reduction in self._metric._reductions.items():
             of_ranks = [state[name] for state in seen]
-            setattr(self._metric, name, of_ranks[0] if len(of_ranks) == 1 else _joined(of_ranks, reduction))
+            setattr(self._metric, name, of_ranks[0] if len(of_ranks) == 1 else _join(of_ranks, reduction))
         self._metric._update_count, self._metric._computed = sum(state[_UPDATES] for state in seen), None
 
     def merge(self, states: _States) -> float:
@@ -172,7 +172,7 @@ class StateMetric:
         return float(value)
 
 
-def _joined(states: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
+def _join(states: list[Any], reduction: Callable[[Any], Any] | None) -> Any:
     joined: Any = torch.stack(states) if isinstance(states[0], Tensor) else list(chain.from_iterable(states))
     return joined if reduction is None or not len(joined) else reduction(joined)
 

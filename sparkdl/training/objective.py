@@ -121,7 +121,7 @@ class ErrorContext:
             raise
         except SystemExit as found:
             status = "" if found.code is None else repr(found.code)
-            failure = TrainingError(f"{failed}: it called sys.exit({status}).{self._given()}")
+            failure = TrainingError(f"{failed}: it called sys.exit({status}).{self._describe_batch()}")
             raise failure.at(self._where) from found
         except Exception as found:
             if is_consequence(found):
@@ -132,10 +132,10 @@ class ErrorContext:
                 named = type(found)(f"In {self._where} on rank {self._rank}: {found}")
                 raise named.at(self._where) from found
             message = str(found).rstrip(".")
-            failure = TrainingError(f"{failed}: {type(found).__name__}: {message}.{self._given()}")
+            failure = TrainingError(f"{failed}: {type(found).__name__}: {message}.{self._describe_batch()}")
             raise failure.at(self._where) from found
 
-    def _given(self) -> str:
+    def _describe_batch(self) -> str:
         if self._batch is None:
             return ""
         columns = (
@@ -266,10 +266,10 @@ class Objective:
         if spec.weight is not None:
             arrays[spec.weight] = batch[spec.weight]
         if position is not None and spec.augment is not None:
-            return self._augmented(spec.augment, arrays, position)
+            return self._augment(spec.augment, arrays, position)
         return arrays
 
-    def _augmented(self, augment: AugmentFunction, arrays: dict[str, Any], position: StepPosition) -> Arrays:
+    def _augment(self, augment: AugmentFunction, arrays: dict[str, Any], position: StepPosition) -> Arrays:
         num_rows = self.num_rows(arrays)
         with random_numbers_apart(
             _CPU, rank_seed(self._spec.seed, position.reader, position.epoch, position.step, _OF_AUGMENT)

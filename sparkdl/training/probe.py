@@ -277,7 +277,7 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
     memo: dict[int, Any] = {}
     shared = []
     seen: set[int] = set()
-    computed = (tensor for part in module.modules() for tensor in _computed(vars(part), seen))
+    computed = (tensor for part in module.modules() for tensor in _find_computed(vars(part), seen))
     for tensor in sorted((*module.parameters(), *computed), key=_num_bytes):
         if tensor.is_meta:
             value_everywhere = torch.full((), _ANY_VALUE).to(tensor.dtype).expand(tensor.shape)
@@ -295,7 +295,7 @@ def trial_copy(value: T, module: nn.Module, copied_bytes: int = COPIED_BYTES) ->
     return copy.deepcopy(value, memo), shared
 
 
-def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
+def _find_computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """Yield the tensors that a module has computed from parameters and keeps, each once; weight_norm and pruning do so.
 
     A forward pass computes them again. ``deepcopy`` refuses them because they have an autograd graph.
@@ -309,7 +309,7 @@ def _computed(value: Any, seen: set[int]) -> Iterator[Tensor]:
     seen.add(id(value))
     if not isinstance(value, Tensor):
         for entry in value.values() if isinstance(value, dict) else value:
-            yield from _computed(entry, seen)
+            yield from _find_computed(entry, seen)
     elif not value.is_leaf:
         yield value
 

@@ -175,7 +175,7 @@ class TrainingStep:
                 evaluation = self._distribution.forward_backward(
                     self.objective,
                     batch,
-                    scaled=partial(self._scaled, rows_of_update=self._plan.rows_of_update(step)),
+                    scaled=partial(self._scale, rows_of_update=self._plan.rows_of_update(step)),
                     check=partial(self._observe, batch=batch, epoch=epoch, step=step),
                 )
                 term = evaluation.term
@@ -214,7 +214,7 @@ class TrainingStep:
         self.on_loss()
         self.finite.observe(loss_mean, batch, epoch=epoch, step=step)
 
-    def _scaled(self, term: LossTerm, rows_of_update: int) -> Tensor:
+    def _scale(self, term: LossTerm, rows_of_update: int) -> Tensor:
         """The loss, scaled so that the gradients of all batches and ranks add up to those of the update."""
         scale = term.weight * self._distribution.num_readers / (rows_of_update * self._weight_per_row)
         scaled = term.mean if scale == 1.0 else term.mean * scale  # the usual case costs no operation
@@ -255,7 +255,7 @@ class TrainingStep:
         of_rank = {id(buffer): buffer for buffer in buffers if id(buffer) not in shared}
         with (
             buffers_kept(of_rank.values()),
-            _rows_not_counted(layers),
+            _count_no_rows(layers),
             self._distribution.without_rows(),
         ):
             term = self._distribution.forward_backward(
@@ -267,7 +267,7 @@ class TrainingStep:
 
 
 @contextmanager
-def _rows_not_counted(layers: Sequence[CrossRankBatchNorm]) -> Iterator[None]:
+def _count_no_rows(layers: Sequence[CrossRankBatchNorm]) -> Iterator[None]:
     """Within this context this rank adds nothing to the statistics that layers take over all ranks' rows."""
     for layer in layers:
         layer.counts_rows = False

@@ -53,7 +53,7 @@ LAYERS = {
     "training": "remote, trainer, callbacks | balance, stages, step | validation, checkpoint, history | "
     "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
     "monitor": "settings | top, exports | sampler, board | trace, communication | flops | memory",
-    "launch": "run | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
+    "launch": "spark_launch | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
     "stage, task, forkserver | hangs, rank | restarts, slots | wire | lines",
     "loaders": "converter, feed_dataset",
     "horovod": "spark, runner, torch",
@@ -63,7 +63,7 @@ LAYERS = {
     "served_columns | signature, architecture | inputs | program | weights_file",
     "networks": "trained | language_folder, language, generation, logits | adapters | pretrained, backbones | "
     "decoder | images | standardization | tabular | text | folder_tokens",
-    "tracking": "run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
+    "tracking": "fit_run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
     "torch_model | start",
     "mlflow": "flavor | pyfunc",
     "runner": "horovod_runner, runner, on_rank, rank_logging | script",

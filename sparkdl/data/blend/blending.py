@@ -242,8 +242,8 @@ class BlendedFeed(Closing):
                 elif _kinds(part) != kinds:
                     raise DataError(
                         f"Rows of the feeds {first.name!r} and {stream.name!r} cannot lie in one batch: one has "
-                        f"{_listed(batch)}, the other {_listed(part)}. Read equal columns, or leave batch_size out for "
-                        "batches of one feed each."
+                        f"{_list_kinds(batch)}, the other {_list_kinds(part)}. Read equal columns, or leave batch_size "
+                        "out for batches of one feed each."
                     )
                 stop = start + num_rows(part)
                 for name, rows in part.items():
@@ -294,6 +294,6 @@ def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     return {name: (array.dtype, array.shape[1:]) for name, array in batch.items()}
 
 
-def _listed(batch: Batch) -> str:
+def _list_kinds(batch: Batch) -> str:
     kinds = ((name, array.dtype, list(array.shape[1:]) or "") for name, array in batch.items())
     return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in kinds)

@@ -188,7 +188,7 @@ def blended(
 
     def draw(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield _drawn(batch, names, shares, first, num_rows / num_partitions)
+            yield _draw_rows(batch, names, shares, first, num_rows / num_partitions)
 
     kinds = [f"{field.name} {field.dataType.simpleString()}" for field in rows.schema if field.name in names]
     made = ", ".join([*kinds, "held_out boolean", "stretch int", "place double", "source int"])
@@ -200,7 +200,7 @@ def blended(
     return placed.select(*names, *([] if held_out is None else [F.col("held_out").alias(held_out)]))
 
 
-def _drawn(
+def _draw_rows(
     batch: pa.RecordBatch,
     names: Sequence[str],
     shares: Sequence[CorpusShare],

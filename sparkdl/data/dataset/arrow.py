@@ -430,17 +430,17 @@ def to_arrow(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> pa.Arr
         DataError: if a value is missing, has another shape, or is of another kind.
     """
     if column.kind == "ragged":
-        return _ragged(list(values), column)
+        return _to_ragged(list(values), column)
     if column.dtype == "object":  # strings and other values without a NumPy dtype
         return pa.array(list(values))
-    rows = _stacked(values, column)
+    rows = _stack(values, column)
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for length in reversed(column.shape):
         array = pa.FixedSizeListArray.from_arrays(array, length)
     return array
 
 
-def _ragged(rows: list[Any], column: Column) -> pa.Array:
+def _to_ragged(rows: list[Any], column: Column) -> pa.Array:
     """Return rows of arrays whose lengths differ as an Arrow array of lists."""
     if None in column.lengths[1:]:
         return pa.array(rows)
@@ -459,7 +459,7 @@ def _ragged(rows: list[Any], column: Column) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), to_arrow(elements, as_numbers))
 
 
-def _stacked(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> npt.NDArray[Any]:
+def _stack(values: npt.NDArray[Any] | Sequence[Any], column: Column) -> npt.NDArray[Any]:
     items = values if isinstance(values, np.ndarray) and values.dtype != object else list(values)
     for number, item in enumerate(items if isinstance(items, list) else ()):
         if item is None:

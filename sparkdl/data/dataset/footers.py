@@ -73,7 +73,7 @@ def find_parquet_files(location: Location, url: str) -> list[str]:
         refuse_tables(location.filesystem, location.path, url, paths)
         files = _data_files(paths)
         if not files:
-            raise _none_found(location, url)
+            raise _no_files_error(location, url)
     return files
 
 
@@ -141,7 +141,7 @@ def _is_private(path: str) -> bool:
     return any(part.startswith(("_", ".")) for part in path.split("/"))
 
 
-def _none_found(location: Location, url: str) -> DataError:
+def _no_files_error(location: Location, url: str) -> DataError:
     filesystem: Any = location.filesystem
     if "*" in url:
         return DataError(

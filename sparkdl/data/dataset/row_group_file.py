@@ -92,7 +92,7 @@ class RowGroupFile:
         """
         where = self.where
         if isinstance(error, FileChangedError):
-            return _changed(where, str(error))
+            return _changed_error(where, str(error))
         if isinstance(error, DataError):
             kept = ColumnMismatchError if isinstance(error, ColumnMismatchError) else DataError
             return kept(f"Reading {where} failed: {error}")
@@ -100,11 +100,11 @@ class RowGroupFile:
         if of_store is not None:
             return of_store
         try:
-            return self._search_damage(names, where) or _unknown(error, where)
+            return self._search_damage(names, where) or _unknown_error(error, where)
         except FileChangedError as changed:
-            return _changed(where, str(changed))
+            return _changed_error(where, str(changed))
         except Exception as second_error:  # the filesystem can no longer be read
-            return _error_of_store(second_error, where) or _unknown(error, where)
+            return _error_of_store(second_error, where) or _unknown_error(error, where)
 
     def _search_damage(self, names: Sequence[str], where: str) -> DataError | None:
         try:
@@ -154,15 +154,15 @@ def _error_of_store(error: Exception, where: str) -> DataError | None:
             f"Reading {where} failed: the file is no longer there. Files have to stay until the last epoch is read."
         )
     if isinstance(error, OSError) and not is_damage(error):
-        return _unknown(error, where)
+        return _unknown_error(error, where)
     return None
 
 
-def _unknown(error: Exception, where: str) -> DataError:
+def _unknown_error(error: Exception, where: str) -> DataError:
     return DataError(f"Reading {where} failed: {type(error).__name__}: {error}")
 
 
-def _changed(where: str, how: str) -> FileChangedError:
+def _changed_error(where: str, how: str) -> FileChangedError:
     return FileChangedError(
         f"Reading {where} failed: {how}. Files must not change while they are read; write others elsewhere, or run "
         "the job again with the new ones."

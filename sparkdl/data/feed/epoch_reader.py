@@ -251,9 +251,9 @@ class EpochReader:
             # Sliced before packing, which copies if there are many columns.
             return self._pack(read_table().slice(rows.start, len(rows)))
         if self.cache is None:
-            block = self._chosen(row_group, read_table())
+            block = self._choose_rows(row_group, read_table())
         else:
-            block = self.cache.get(row_group, lambda: self._chosen(row_group, read_table()))
+            block = self.cache.get(row_group, lambda: self._choose_rows(row_group, read_table()))
         selected = (
             slice_rows(block, rows.start, rows.stop) if isinstance(rows, range) else take_rows(block, rows)
         )
@@ -265,7 +265,7 @@ class EpochReader:
             for array in selected
         ]
 
-    def _chosen(self, row_group: int, table: pa.Table) -> Block:
+    def _choose_rows(self, row_group: int, table: pa.Table) -> Block:
         """Return all rows that pass the filter as a block."""
         if self.row_choice is None:
             return self._pack(table)

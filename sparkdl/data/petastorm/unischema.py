@@ -86,7 +86,7 @@ class UnischemaDataset(ParquetDataset):
                 for name in (fields if is_changed else wanted)
             }
             if is_changed:
-                decoded = _transformed(decoded, table.num_rows, spec.func, wanted)
+                decoded = _transform(decoded, table.num_rows, spec.func, wanted)
             return pa.table({name: to_arrow(decoded[name], by_name[name]) for name in wanted})
 
         return Preparation(source_names=tuple(fields), columns=columns, unusable=unusable, apply=apply)
@@ -103,7 +103,7 @@ class UnischemaDataset(ParquetDataset):
                 raise missing_column_error(name, list(schema.fields))
 
         def keep(values: Values) -> npt.NDArray[np.bool_]:
-            return row_filter.keep({name: _decoded(schema, name, items) for name, items in values.items()})
+            return row_filter.keep({name: _decode(schema, name, items) for name, items in values.items()})
 
         return RowFilter(row_filter.columns, keep, row_filter.counts)
 
@@ -143,7 +143,7 @@ def _bytes_in_folders(paths: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def _decoded(schema: Any, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _decode(schema: Any, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     decoded = np.empty(
         len(values), object
     )  # filled item by item, as arrays of one shape would become one array
@@ -152,7 +152,7 @@ def _decoded(schema: Any, name: str, values: npt.NDArray[Any]) -> npt.NDArray[An
     return decoded
 
 
-def _transformed(
+def _transform(
     decoded: dict[str, list[Any]], num_rows: int, function: Any, wanted: Sequence[str]
 ) -> dict[str, list[Any]]:
     results: dict[str, list[Any]] = {name: [] for name in wanted}

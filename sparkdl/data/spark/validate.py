@@ -118,16 +118,16 @@ def check_no_nulls(df: DataFrame, dataset: ParquetDataset, nullable: Collection[
     faults = []
     for column, of_rows, first_row, of_elements, first_elements in zip(suspects, *[found] * 4, strict=True):
         if of_rows:
-            faults.append(_nulls_of_rows(column.name, of_rows, dataset.num_rows, _shown(first_row)))
+            faults.append(_nulls_of_rows(column.name, of_rows, dataset.num_rows, _describe(first_row)))
         elif of_elements:
             faults.append(
-                _nulls_of_elements(column.name, of_elements, dataset.num_rows, _shown(first_elements))
+                _nulls_of_elements(column.name, of_elements, dataset.num_rows, _describe(first_elements))
             )
     if faults:
         raise _nulls_error(faults)
 
 
-def _shown(row: Any) -> str:
+def _describe(row: Any) -> str:
     return "" if row is None else describe_row(row.asDict())
 
 

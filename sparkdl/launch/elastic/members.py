@@ -31,7 +31,7 @@ from sparkdl.errors import (
 from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots
 from sparkdl.launch.elastic.roster import PATIENT_S, ElasticLimits, Roster
 from sparkdl.launch.failures import rank_error
-from sparkdl.launch.hangs.report import hang_error
+from sparkdl.launch.hangs.hang_error import hang_error
 from sparkdl.launch.hangs.watch import HangWatch
 from sparkdl.launch.supervision import END_TIMEOUT_S, Listener, Supervision
 from sparkdl.launch.wire.channel import DriverChannel

@@ -96,12 +96,12 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     low, high = max(largest, math.nextafter(even, 0.0)), min(even + largest, sums[-1])
     while low < high:
         limit = min((low + high) / 2, math.nextafter(high, low))
-        ends = _filled(sums, limit)
+        ends = _fill_parts(sums, limit)
         if len(ends) <= stages + 1:
             high = max(sums[end] - sums[start] for start, end in itertools.pairwise(ends))
         else:  # under a limit below all of these, stages would hold no more
             low = min(sums[end + 1] - sums[start] for start, end in itertools.pairwise(ends[:-1]))
-    ends = _filled(sums, high)
+    ends = _fill_parts(sums, high)
     firsts = [len(costs)]
     for before in range(stages - 1, 0, -1):
         end = firsts[-1]
@@ -112,7 +112,7 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     return [0, *reversed(firsts)]
 
 
-def _filled(sums: Sequence[float], limit: float) -> list[int]:
+def _fill_parts(sums: Sequence[float], limit: float) -> list[int]:
     """The number of blocks in the first stages, from none to all, if each stage takes as many as a limit allows."""
     ends = [0]
     while ends[-1] < len(sums) - 1:

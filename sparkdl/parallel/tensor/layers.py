@@ -117,13 +117,13 @@ class TensorParallelLayer:
             layer._parameters.update(kept)
         if outside is not None:
             output = output.masked_fill(outside.unsqueeze(-1), 0.0)
-        return self._joined(output, bias)
+        return self._join(output, bias)
 
     def parts_of(self, layer: nn.Module) -> dict[str, Tensor | None]:
         """This rank's parts of the layer's parameters, with gradients."""
         return {name: self._part_of(name, parameter) for name, parameter in layer._parameters.items()}
 
-    def _joined(self, output: Any, bias: Tensor | None) -> Any:
+    def _join(self, output: Any, bias: Tensor | None) -> Any:
         """Combine this rank's output with those of the other ranks, as the style needs it."""
         if self._style == "embedding_rowwise":
             return sum_of_ranks(output, self._group)

@@ -302,7 +302,7 @@ class HierarchicalAccelerator(StagedAccelerator):
 
         def communicate(stream: int, deadline: Deadline) -> None:
             flats = [flatten(tensor) for tensor in tensors]
-            self._steps.allreduce(flats, **self._scaled(reduction), stream=stream, deadline=deadline)
+            self._steps.allreduce(flats, **self._scale(reduction), stream=stream, deadline=deadline)
             for flat, tensor in zip(flats, tensors, strict=True):
                 restore(flat, tensor)
 
@@ -323,7 +323,7 @@ class HierarchicalAccelerator(StagedAccelerator):
             for output, tensor in zip(outputs, inputs, strict=True):
                 block = self._steps.reduce_scatter(
                     flatten(tensor).view(self._world_size, -1),
-                    **self._scaled(reduction),
+                    **self._scale(reduction),
                     stream=stream,
                     deadline=deadline,
                 )
@@ -373,7 +373,7 @@ class HierarchicalAccelerator(StagedAccelerator):
             for block, whole in zip(blocks, wholes, strict=True)
         )
 
-    def _scaled(self, reduction: Reduction) -> dict[str, Any]:
+    def _scale(self, reduction: Reduction) -> dict[str, Any]:
         """The arguments of NCCL's reduction inside a host; an average is scaled before the sum, as NCCL does itself."""
         if reduction.op == "avg":
             return {"op": "sum", "prescale": reduction.prescale / self._world_size}

@@ -187,7 +187,7 @@ class _Worker:
             del task  # it holds tensors
 
 
-def _staged(
+def _make_staged(
     method: str, *, reads: Sequence[int] = (), writes: Sequence[int] = (), is_message: bool = False
 ) -> Callable[..., StagedWork]:
     """Make a method that runs the host group's method on twins of its tensors in host memory.
@@ -233,21 +233,21 @@ class StagedAccelerator(OwnAccelerator):
             f"sparkdl-staged-messages-{name}", timeout_s=timeout_s, in_order=False
         )
 
-    allreduce = _staged("allreduce", reads=[0], writes=[0])
-    allreduce_coalesced = _staged("allreduce_coalesced", reads=[0], writes=[0])
-    reduce = _staged("reduce", reads=[0], writes=[0])
-    broadcast = _staged("broadcast", reads=[0], writes=[0])
-    allgather = _staged("allgather", reads=[1], writes=[0])
-    allgather_coalesced = _staged("allgather_coalesced", reads=[1], writes=[0])
-    allgather_into_tensor_coalesced = _staged("allgather_into_tensor_coalesced", reads=[1], writes=[0])
-    reduce_scatter = _staged("reduce_scatter", reads=[1], writes=[0])
-    reduce_scatter_tensor_coalesced = _staged("reduce_scatter_tensor_coalesced", reads=[1], writes=[0])
-    gather = _staged("gather", reads=[1], writes=[0])
-    scatter = _staged("scatter", reads=[1], writes=[0])
-    alltoall = _staged("alltoall", reads=[1], writes=[0])
-    alltoall_base = _staged("alltoall_base", reads=[1], writes=[0])
-    send = _staged("send", reads=[0], is_message=True)
-    recv = _staged("recv", writes=[0], is_message=True)
+    allreduce = _make_staged("allreduce", reads=[0], writes=[0])
+    allreduce_coalesced = _make_staged("allreduce_coalesced", reads=[0], writes=[0])
+    reduce = _make_staged("reduce", reads=[0], writes=[0])
+    broadcast = _make_staged("broadcast", reads=[0], writes=[0])
+    allgather = _make_staged("allgather", reads=[1], writes=[0])
+    allgather_coalesced = _make_staged("allgather_coalesced", reads=[1], writes=[0])
+    allgather_into_tensor_coalesced = _make_staged("allgather_into_tensor_coalesced", reads=[1], writes=[0])
+    reduce_scatter = _make_staged("reduce_scatter", reads=[1], writes=[0])
+    reduce_scatter_tensor_coalesced = _make_staged("reduce_scatter_tensor_coalesced", reads=[1], writes=[0])
+    gather = _make_staged("gather", reads=[1], writes=[0])
+    scatter = _make_staged("scatter", reads=[1], writes=[0])
+    alltoall = _make_staged("alltoall", reads=[1], writes=[0])
+    alltoall_base = _make_staged("alltoall_base", reads=[1], writes=[0])
+    send = _make_staged("send", reads=[0], is_message=True)
+    recv = _make_staged("recv", writes=[0], is_message=True)
 
     def _end_coalescing(self, _: torch.device) -> JoinedWork | None:
         """All operations since :meth:`_start_coalescing` as one work; None if there was none."""

@@ -276,7 +276,7 @@ def test_version_that_differs_on_an_executor_is_named(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = {**installed_versions(), "cloudpickle": "0.1"}
-    monkeypatch.setattr("sparkdl.launch.run.LaunchSpec", partial(LaunchSpec, versions=versions))
+    monkeypatch.setattr("sparkdl.launch.spark_launch.LaunchSpec", partial(LaunchSpec, versions=versions))
     with pytest.raises(LaunchError, match="cloudpickle is 0.1 on the driver and .* on the executor"):
         launch(functions.sum_of_ranks)
 

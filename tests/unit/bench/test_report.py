@@ -26,7 +26,7 @@ from sparkdl.bench.report import (
     plot_steps,
     show,
 )
-from sparkdl.collective.telemetry.report import format_columns
+from sparkdl.collective.telemetry.communication_report import format_columns
 from sparkdl.errors import CommunicatorError, ParamError
 
 CASES = allreduce.make_cases("1KiB,1MiB", "", 2)

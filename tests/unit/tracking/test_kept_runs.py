@@ -16,9 +16,9 @@ from sparkdl.data import Store
 from sparkdl.estimators import TorchModel
 from sparkdl.estimators.fit.tracking import save_for_mlflow
 from sparkdl.model.saved_model import SavedModel
+from sparkdl.tracking.fit_run import RunGroup
 from sparkdl.tracking.logged_model import Registration, register
 from sparkdl.tracking.mlflow_model import is_mlflow_2
-from sparkdl.tracking.run import RunGroup
 from tests.servers import fresh_mlflow
 from tests.servers.fresh_mlflow import unset_tracking_uri
 from tests.training.signatures import make_signature

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
+from sparkdl.collective.telemetry.communication_report import OperationReport, make_report
 from sparkdl.collective.telemetry.monitor import (
     CommunicatorKey,
     CommunicatorMeasurements,
     Lateness,
     OperationTotals,
 )
-from sparkdl.collective.telemetry.report import OperationReport, make_report
 
 
 def row(

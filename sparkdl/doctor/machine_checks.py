@@ -66,7 +66,14 @@ def judge_machine(
 
 def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Finding:
     """Return the finding on whether driver and machine have versions that can unpickle each other's objects."""
-    conflicts = version_conflicts(_versions_of(here), _versions_of(there))
+    on_driver, on_executor = (
+        {
+            "python": ".".join(facts.python.split(".")[:2]),
+            **{name: facts.packages.get(name, "not installed") for name in COMPARED_PACKAGES},
+        }
+        for facts in (here, there)
+    )
+    conflicts = version_conflicts(on_driver, on_executor)
     if not conflicts:
         return Finding(check="versions", where=where, status=GOOD, found="go with those of the driver")
     return Finding(
@@ -76,11 +83,6 @@ def judge_versions(here: MachineFacts, there: MachineFacts, *, where: str) -> Fi
         found="; ".join(conflicts),
         advice="Install the same versions on both: what is pickled on the driver is unpickled there.",
     )
-
-
-def _versions_of(facts: MachineFacts) -> dict[str, str]:
-    packages = {name: facts.packages.get(name, "not installed") for name in COMPARED_PACKAGES}
-    return {"python": ".".join(facts.python.split(".")[:2]), **packages}
 
 
 def _python(facts: MachineFacts) -> _Verdict:

@@ -240,10 +240,15 @@ class BlendedFeed(Closing):
                         for name, rows in part.items()
                     }
                 elif _kinds(part) != kinds:
+                    one, other = (
+                        ", ".join(
+                            f"{name}: {dtype}{list(shape) or ''}" for name, (dtype, shape) in columns.items()
+                        )
+                        for columns in (kinds, _kinds(part))
+                    )
                     raise DataError(
-                        f"Rows of the feeds {first.name!r} and {stream.name!r} cannot lie in one batch: one has "
-                        f"{_list_kinds(batch)}, the other {_list_kinds(part)}. Read equal columns, or leave batch_size "
-                        "out for batches of one feed each."
+                        f"Rows of the feeds {first.name!r} and {stream.name!r} cannot lie in one batch: one has {one}, "
+                        f"the other {other}. Read equal columns, or leave batch_size out for batches of one feed each."
                     )
                 stop = start + num_rows(part)
                 for name, rows in part.items():
@@ -292,8 +297,3 @@ def _resume(stream: RowStream, state: Any) -> None:
 
 def _kinds(batch: Batch) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     return {name: (array.dtype, array.shape[1:]) for name, array in batch.items()}
-
-
-def _list_kinds(batch: Batch) -> str:
-    kinds = ((name, array.dtype, list(array.shape[1:]) or "") for name, array in batch.items())
-    return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in kinds)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sparkdl.checkpoint.folder import Checkpoint, DamagedCheckpointError
+from sparkdl.checkpoint.folder import DamagedCheckpointError
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.files.lease import SoleLease, hold_alone
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from sparkdl.checkpoint.folder import Checkpoint
     from sparkdl.data import ParquetDataset
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.training.spec import TrainingSpec
@@ -121,25 +122,25 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
     if spec.checkpoints is None:
         return None
     folder = fit_folder(spec.checkpoints.url)
-    for _, checkpoint in folder.newest_first():
-        if isinstance(checkpoint, Checkpoint):
-            manifest = FitManifest(**checkpoint.manifest.about)
-            check_progress(folder.url, manifest, fit_identity(spec, dataset), spec.epochs)
-            if not manifest.finished or manifest.epoch < spec.epochs:
-                return None
-            # In these cases rank 0 loads the model, without further training: the best weights are in another part of
-            # the checkpoint, and of large weights the driver would hold copies.
-            tensors = [*spec.model.parameters(), *spec.model.buffers()]
-            num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_sparse)
-            is_on_meta = any(parameter.is_meta for parameter in spec.model.parameters())
-            if spec.best is not None or is_on_meta or num_bytes > MAX_BYTES_ON_DRIVER:
-                return None
-            try:
-                checkpoint.check()
-                return _load(checkpoint, spec)
-            except DamagedCheckpointError:
-                return None  # the ranks will log this, and continue from the checkpoint before
-    return None
+    checkpoint = folder.newest(is_look=True)
+    if checkpoint is None:
+        return None
+    manifest = FitManifest.of(checkpoint)
+    check_progress(folder.url, manifest, fit_identity(spec, dataset), spec.epochs)
+    if not manifest.finished or manifest.epoch < spec.epochs:
+        return None
+    # In these cases rank 0 loads the model, without further training: the best weights are in another part of the
+    # checkpoint, and of large weights the driver would hold copies.
+    tensors = [*spec.model.parameters(), *spec.model.buffers()]
+    num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_sparse)
+    is_on_meta = any(parameter.is_meta for parameter in spec.model.parameters())
+    if spec.best is not None or is_on_meta or num_bytes > MAX_BYTES_ON_DRIVER:
+        return None
+    try:
+        checkpoint.check()
+        return _load(checkpoint, spec)
+    except DamagedCheckpointError:
+        return None  # the ranks will log this, and continue from the checkpoint before
 
 
 def run_key_of(url: str) -> str:
@@ -167,9 +168,9 @@ def run_key_of(url: str) -> str:
 def newest_position(spec: TrainingSpec) -> str:
     """Return a text that says from where a fit continues when its ranks are started again."""
     if spec.checkpoints is not None:
-        for _, checkpoint in fit_folder(spec.checkpoints.url).newest_first():
-            if isinstance(checkpoint, Checkpoint):
-                return f"its checkpoint at {FitManifest(**checkpoint.manifest.about).position}"
+        checkpoint = fit_folder(spec.checkpoints.url).newest(is_look=True)
+        if checkpoint is not None:
+            return f"its checkpoint at {FitManifest.of(checkpoint).position}"
     return "the beginning, as no checkpoint was taken yet"
 
 

@@ -50,18 +50,10 @@ class CommitPlace:
         """
         check_lease(self.url, self.lease, user=USER, setting=SETTING)
 
-    def last(self, state: int) -> str | None:
-        """Return the name of the last complete commit of a state; None if there is none.
-
-        Raises:
-            StoreError: if the folder cannot be read.
-        """
-        folder = self.folder(state)
-        return next(filter(folder.is_complete, reversed(folder.names())), None)
-
     def position(self) -> str:
         """Describe the point from which the ranks continue. Runs on the *driver*."""
-        name = self.last(0)
-        if name is None:
+        folder = self.folder(0)
+        commit = folder.newest(is_look=True)
+        if commit is None:
             return "the beginning, as nothing was committed"
-        return f"commit {self.folder(0).number(name)} of its state"
+        return f"commit {folder.number(commit.name)} of its state"

@@ -35,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from sparkdl import __version__
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders, remove_folder
-from sparkdl.errors import CheckpointError
+from sparkdl.errors import CheckpointError, StoreError
 from sparkdl.foreign_errors import explain_failure, store_errors
 
 if TYPE_CHECKING:
@@ -134,6 +134,11 @@ class Checkpoint:
 
     url: str
     manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return self.url.rpartition("/")[2]
 
     def check(self, rank: int = 0, world_size: int = 1) -> None:
         """Read the files once and compare their sizes and checksums with the manifest.
@@ -246,12 +251,14 @@ class CheckpointFolder:
 
     Attributes:
         url: absolute URL of the folder.
+        damaged: names of the checkpoints that :meth:`newest` has skipped; the next commit removes them.
     """
 
     def __init__(
         self, url: str, kind: str, *, num_kept: int = 1, check: Callable[[], None] | None = None
     ) -> None:
         self.url = absolute_url(url)
+        self.damaged: Collection[str] = ()
         self._location = open_location(self.url)
         self._kind, self._num_kept = kind, num_kept
         self._check = check or (lambda: None)
@@ -304,8 +311,84 @@ class CheckpointFolder:
         with store_errors(f"{self.url}/{name} cannot be read"):
             return bool(self._location.filesystem.exists(f"{self._location.path}/{name}/{MANIFEST}"))
 
-    def newest_first(self) -> Iterator[tuple[str, Checkpoint | DamagedCheckpointError]]:
-        """Yield names and checkpoints, the newest first; for a damaged checkpoint the error in its place."""
+    def newest(
+        self,
+        accept: Callable[[Checkpoint], None] | None = None,
+        *,
+        share: tuple[int, int] = (0, 1),
+        on_all_ranks: Callable[[Callable[[], Any]], list[Any]] = lambda work: [work()],
+        is_look: bool = False,
+    ) -> Checkpoint | None:
+        """Return the newest intact checkpoint, whose files match their checksums; None if there is none.
+
+        Damaged and incomplete checkpoints are skipped with a warning, and are the new value of ``damaged``. Collective
+        if several ranks share the work: rank 0 chooses, and each rank reads its share of the files.
+
+        Args:
+            accept: function that raises an error if training must not continue from a checkpoint with this manifest;
+                called by rank 0 before the files are read.
+            share: rank that calls, and number of ranks that call.
+            on_all_ranks: function that calls its argument on every rank and returns all results, in order of rank; the
+                results are values of JSON.
+            is_look: whether the files are left unread, and nothing is logged.
+
+        Raises:
+            CheckpointError: if ``accept`` raises it, or if a newer version of sparkdl wrote the checkpoint.
+            StoreError: if the folder cannot be read, or a rank does not find the checkpoint that rank 0 finds.
+        """
+        rank = share[0]
+        skipped: list[str] = []
+        opened: dict[str, Checkpoint] = {}
+
+        def choose() -> str | None:
+            for name, checkpoint in self._newest_first() if rank == 0 else ():
+                if name in skipped:
+                    continue
+                if isinstance(checkpoint, Checkpoint):
+                    if accept is not None:
+                        accept(checkpoint)
+                    opened[name] = checkpoint
+                    return name
+                skip(name, checkpoint)
+            return None
+
+        def is_damaged() -> bool:
+            if rank != 0 and not self.is_complete(name):
+                raise StoreError(
+                    f"Rank {rank} finds no checkpoint {name} in {self.url}, and rank 0 does. Choose a folder that all "
+                    "ranks share."
+                )
+            try:
+                if name not in opened:
+                    opened[name] = self.open(name)
+                opened[name].check(*share)
+            except DamagedCheckpointError as error:
+                skip(name, error)
+            return name in skipped
+
+        def skip(name: str, error: DamagedCheckpointError) -> None:
+            skipped.append(name)
+            if not is_look:
+                logger.warning(
+                    "A checkpoint is skipped, and an earlier one is tried: in %s, %s.",
+                    error.url,
+                    error.reason,
+                )
+
+        while name := on_all_ranks(choose)[0]:
+            if is_look or not any(on_all_ranks(is_damaged)):
+                break
+            if name not in skipped:
+                skipped.append(name)
+        self.damaged = skipped
+        if name:
+            return opened[name]
+        if skipped and rank == 0 and not is_look:
+            logger.warning("%s holds no other checkpoint: training starts from the beginning.", self.url)
+        return None
+
+    def _newest_first(self) -> Iterator[tuple[str, Checkpoint | DamagedCheckpointError]]:
+        """Names and checkpoints, the newest first; for a damaged checkpoint the error in its place."""
         for name in reversed(self.names()):
             try:
                 yield name, self.open(name)
@@ -326,31 +409,30 @@ class CheckpointFolder:
         self.location(name).make_folder()
         return name
 
-    def commit(self, name: str, manifest: Manifest, *, damaged: Collection[str] = ()) -> None:
+    def commit(self, name: str, manifest: Manifest) -> None:
         """Write the manifest, which completes the checkpoint, and remove checkpoints that are no longer kept.
 
         Args:
             name: name of the checkpoint.
             manifest: its manifest.
-            damaged: names of checkpoints that cannot be read in spite of their manifests.
         """
         self._check()  # again, as writing may have taken long
         self.location(name).write_whole(MANIFEST, manifest.to_json())
         try:
-            self._remove_old(name, damaged)
+            self._remove_old(name)
         except Exception as error:  # training does not depend on it
             logger.warning("Checkpoints that are no longer kept could not be removed: %s", error)
 
-    def _remove_old(self, committed: str, damaged: Collection[str]) -> None:
+    def _remove_old(self, committed: str) -> None:
         """Remove checkpoints that were begun before one that is complete, unless they are kept.
 
         A later one without a manifest is being written by the ranks of a restart, if this one was considered lost.
         """
         self._check()
         names, complete, best = [], [], None
-        for name, checkpoint in self.newest_first():
+        for name, checkpoint in self._newest_first():
             names.append(name)
-            if isinstance(checkpoint, Checkpoint) and name not in damaged:
+            if isinstance(checkpoint, Checkpoint) and name not in self.damaged:
                 complete.append(name)
                 if best is None and checkpoint.manifest.is_best:
                     best = name

@@ -47,7 +47,7 @@ from sparkdl.foreign_errors import store_error
 from sparkdl.model.weights_file import can_be_written, read_header, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
     from torch.optim import Optimizer
@@ -423,7 +423,6 @@ class Content:
         about: description of the checkpoint, of types of JSON; rank 0's counts.
         rank_about: description of this rank, of types of JSON.
         is_best: whether the checkpoint is kept until there is a better one; rank 0's counts.
-        damaged: names of checkpoints that cannot be read, which are removed; rank 0's count.
     """
 
     label: str
@@ -433,7 +432,6 @@ class Content:
     about: dict[str, Any]
     rank_about: dict[str, Any] = field(default_factory=dict)
     is_best: bool = False
-    damaged: Collection[str] = ()
 
 
 def write_checkpoint(
@@ -563,7 +561,7 @@ class _PartWriter(_OneCheckpoint, StorageWriter):
             tensors=tensors,
             files={name: entry for report in reports for name, entry in report.files.items()},
         )
-        self._folder.commit(self._name, manifest, damaged=self._content.damaged)
+        self._folder.commit(self._name, manifest)
         self._name = ""  # complete: another rank may still fail before all ranks know of it
 
     def remove_unfinished(self) -> None:

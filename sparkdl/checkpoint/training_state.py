@@ -247,26 +247,29 @@ class TrainingState:
         )
 
     def take_up_commit(self) -> bool:
-        """Set rank 0's state, or every rank's if parts are sharded, to the last commit; return whether there is one.
+        """Restore the last intact commit, on rank 0, or on all ranks if parts are sharded; return whether there is one.
 
         Any number of ranks in any layout can do so. If it is that of the commit, each rank gets its own values of
         buffers that are not sharded, and otherwise those of one rank.
 
         Raises:
-            CheckpointError: if the commit is of other modules or optimizers, or is damaged.
+            CheckpointError: if the commit is of other modules or optimizers.
         """
         commits, sharded, rank = CommitPlace.provided, self._sharded_parts(), self._ranks.rank()
         if commits is None or not (sharded or rank == 0):
             return False
         if rank == 0:
             commits.check()
-        name = commits.last(self._number) if rank == 0 else None
-        if sharded:
-            name = self._ranks.broadcast(name)
-        if name is None:
+        from sparkdl.checkpoint.tensors import call_on_all_ranks
+
+        checkpoint = commits.folder(self._number).newest(
+            share=(rank, self._ranks.size()) if sharded else (0, 1),
+            on_all_ranks=partial(
+                call_on_all_ranks, group=torch.distributed.group.WORLD if sharded else None
+            ),
+        )
+        if checkpoint is None:
             return False
-        checkpoint = commits.folder(self._number).open(name)
-        checkpoint.check(*(rank, self._ranks.size()) if sharded else (0, 1))
         self._load(checkpoint, sharded)
         return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -146,10 +147,10 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
         *,
         step: int | None = None,
     ) -> dict[str, Any] | None:
-        """Load the newest checkpoint, written in any layout. Collective.
+        """Load the newest intact checkpoint, written in any layout. Collective.
 
         Before anything is overwritten, the files are compared with their checksums, and the model with the model of
-        the checkpoint. In the same layout, each rank continues with its own random state. In another layout, each rank
+        the checkpoint. Damaged checkpoints are skipped with a warning, unless ``step`` asks for one. In the same layout, each rank continues with its own random state. In another layout, each rank
         takes the random state of a rank that read the same share of the rows; ranks whose share did not exist are
         seeded again.
 
@@ -160,19 +161,26 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
             step: step whose newest checkpoint is loaded; the newest checkpoint of all if None.
 
         Returns:
-            The ``state`` given to :meth:`save`, or ``{}`` if none was given; None if the folder holds no checkpoint.
+            The ``state`` given to :meth:`save`, or ``{}`` if none was given; None if the folder holds no intact
+            checkpoint.
 
         Raises:
-            CheckpointError: if the checkpoint is of another model or optimizer, a file is damaged, or there is no
-                checkpoint of that step.
+            CheckpointError: if the checkpoint is of another model or optimizer, the one of ``step`` is damaged, or
+                there is none of that step.
             ParamError: if the module has tensors on the meta device.
             StoreError: if the folder cannot be read.
         """
         self._writer.wait()
         group = self._writer.group
-        checkpoint, *_ = call_on_all_ranks(
-            lambda: _find(self._folder, step) if self._rank == 0 else None, group
-        )
+        on_all_ranks = partial(call_on_all_ranks, group=group)
+        share = self._rank, dist.get_world_size()
+        if step is None:
+            checkpoint = self._folder.newest(share=share, on_all_ranks=on_all_ranks)
+        else:
+            of_step, *_ = on_all_ranks(lambda: _open_step(self._folder, step) if self._rank == 0 else None)
+            assert of_step is not None, "what rank 0 has opened"
+            on_all_ranks(lambda: of_step.check(*share))
+            checkpoint = of_step
         if checkpoint is None:
             return None
         part = TrainingTensors(_unwrap(module), optimizer, is_divided=True)
@@ -192,8 +200,7 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
                     "Call load() without it."
                 )
 
-        call_on_all_ranks(lambda: checkpoint.check(self._rank, dist.get_world_size()), group)
-        call_on_all_ranks(read_states, group)
+        on_all_ranks(read_states)
         shared, of_rank = states
         part.load(checkpoint, shared["training"], group)
         if scheduler is not None:
@@ -257,12 +264,12 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
         check_lease(url, self._lease.name, user="job", setting="folder")
 
 
-def _find(folder: CheckpointFolder, step: int | None) -> Checkpoint | None:
-    """The newest checkpoint, of one step if it is given; None if there is no checkpoint."""
+def _open_step(folder: CheckpointFolder, step: int) -> Checkpoint:
+    """Open the newest checkpoint of a step."""
     names = list(filter(folder.is_complete, folder.names()))
-    candidates = [name for name in names if step in (None, _step_of(name))]
-    if candidates or step is None:
-        return folder.open(candidates[-1]) if candidates else None
+    for name in reversed(names):
+        if _step_of(name) == step:
+            return folder.open(name)
     steps = ", ".join(str(_step_of(name)) for name in names) or "no step"
     raise CheckpointError(f"{folder.url} has no checkpoint of step {step}; it has those of {steps}.")
 

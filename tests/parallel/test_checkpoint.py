@@ -430,12 +430,13 @@ def check_the_newest_are_kept_and_a_step_can_be_chosen() -> None:
         ShardedCheckpoints("x", layout_of("plain"), num_kept=0)
 
 
-def check_damaged_files_are_named() -> None:
+def check_damaged_newest_checkpoint_is_skipped_and_is_an_error_if_its_step_is_asked_for() -> None:
     module, folder, layout = model(), new_folder(), layout_of("FSDP2 x TP")
     with ShardedCheckpoints(folder, layout) as checkpoints:
-        checkpoints.save(1, module)
-        checkpoints.save(2, module)
+        checkpoints.save(1, module, state={"step": 1})
+        checkpoints.save(2, module, state={"step": 2})
         checkpoints.wait()
+        assert checkpoints.load(module) == {"step": 2}
         newest = sorted(Path(folder).iterdir())[-1]
         for name, damage in (
             ("rank-00002.safetensors", flip_a_bit),
@@ -448,12 +449,29 @@ def check_damaged_files_are_named() -> None:
             if dist.get_rank() == 0:
                 damage(newest / name)
             dist.barrier()
+            assert checkpoints.load(module) == {"step": 1}
             with pytest.raises(CheckpointError, match=f"{name} is damaged"):
-                checkpoints.load(module)
-            if dist.get_rank() == 0:
+                checkpoints.load(module, step=2)
+            if name != MANIFEST and dist.get_rank() == 0:
                 (newest / name).write_bytes(content)
             dist.barrier()
-        checkpoints.load(module, step=1)
+        checkpoints.load(module)
+        checkpoints.save(3, module)  # removes the one of step 2, and keeps two others
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 3]
+
+
+def check_rank_that_does_not_see_the_folder_is_named_and_nothing_is_removed() -> None:
+    module, folder, layout = nn.Linear(2, 2), new_folder(), layout_of("plain")
+    with ShardedCheckpoints(folder, layout) as checkpoints:
+        checkpoints.save(1, module)
+    with (
+        ShardedCheckpoints(tempfile.mkdtemp() if dist.get_rank() == 3 else folder, layout) as checkpoints,
+        pytest.raises(StoreError, match="Rank 3 finds no checkpoint .*step-00000001"),
+    ):
+        checkpoints.load(module)
+    with ShardedCheckpoints(folder, layout) as checkpoints:
+        assert checkpoints.load(module) == {}
 
 
 def flip_a_bit(path: Path) -> None:

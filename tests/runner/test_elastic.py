@@ -48,6 +48,7 @@ def test_sharded_commits_are_loaded_by_any_number_of_ranks_in_any_layout(tmp_pat
     assert len(list(folder.glob("state-0-00000003-*/rank-*.safetensors"))) == 2
     for name, num_workers, options in (("fewer", 1, {}), ("other", 2, {"mesh_name": "other"})):
         shutil.copytree(folder, tmp_path / name)
+        add_damaged_commit(tmp_path / name, "rank-00001.safetensors")
         runner = make_runner(num_workers=num_workers, checkpoint_dir=tmp_path / name)
         assert runner.run(functions.train_sharded, None, **options)["began_with"] == 3
     runner = make_runner(checkpoint_dir=folder, max_restarts=3)
@@ -58,6 +59,13 @@ def test_sharded_commits_are_loaded_by_any_number_of_ranks_in_any_layout(tmp_pat
     again = make_runner(checkpoint_dir=folder).run_all(functions.train_sharded, None)
     assert [value["began_with"] for value in again] == [3, 3]
     torch.testing.assert_close(again[0]["weight"], again[1]["weight"], rtol=0, atol=0)
+
+
+def add_damaged_commit(folder, file):
+    (third,) = folder.glob("state-0-00000003-*")
+    fourth = folder / third.name.replace("-00000003-", "-00000004-")
+    shutil.copytree(third, fourth)
+    (fourth / file).write_bytes((third / file).read_bytes()[:-1])
 
 
 def test_run_whose_rank_was_killed_continues_on_fewer_ranks_in_another_layout(tmp_path):
@@ -74,6 +82,7 @@ def test_later_run_on_fewer_ranks_continues_from_the_commits_of_an_earlier_run(t
     folder = tmp_path / "commits"
     with pytest.raises(RankDiedError, match="Rank 1"):
         make_runner(checkpoint_dir=folder).run(functions.train, str(tmp_path / "killed"))
+    add_damaged_commit(folder, "rank-00000.pt")
     value = make_runner(num_workers=1, checkpoint_dir=folder).run(functions.train, None)
     assert value["began_with"] == 3
     assert value["losses"] == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -149,6 +149,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         """Begin to write checkpoints, and restore the one that was chosen."""
         is_divided = self._distribution.is_divided
         folder = fit_folder(plan.url, num_kept=plan.num_kept, lease=plan.lease)
+        folder.damaged = self._choice.damaged
         if is_divided or self._communicator.rank == 0:
             from sparkdl.checkpoint.writer import CheckpointWriter  # only fits with checkpoints need it
 
@@ -293,7 +294,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             groups=tensors.groups(),
             about=asdict(manifest),
             is_best=is_best,
-            damaged=self._choice.damaged,
         )
 
     def _tensors(self) -> TrainingTensors:
@@ -308,7 +308,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         )
 
     def _restore(self, checkpoint: Checkpoint | HeldCheckpoint) -> ResumePoint:
-        manifest = FitManifest(**checkpoint.manifest.about)
+        manifest = FitManifest.of(checkpoint)
         state = checkpoint.load_state()
         fit = state["fit"]
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)

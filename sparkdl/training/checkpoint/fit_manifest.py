@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.checkpoint.folder import CheckpointFolder
+from sparkdl.checkpoint.folder import Checkpoint, CheckpointFolder
 from sparkdl.data.files.lease import check_lease
+
+if TYPE_CHECKING:
+    from sparkdl.checkpoint.held import HeldCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,11 @@ class FitManifest:
     layout: str
     num_ranks_at_start: int
     identity: dict[str, Any]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | HeldCheckpoint) -> FitManifest:
+        """Return the description in the manifest of a checkpoint."""
+        return cls(**checkpoint.manifest.about)
 
     @property
     def position(self) -> str:

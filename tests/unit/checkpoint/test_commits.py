@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from sparkdl.checkpoint import tensors as tensors_module
 from sparkdl.checkpoint.commit_place import SETTING, USER, CommitPlace
 from sparkdl.checkpoint.tensors import Content, write_checkpoint
 from sparkdl.data.files.lease import hold_alone
-from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
+from sparkdl.errors import CheckpointsInUseError, StoreError
 from sparkdl.runner import Runner
 
 
@@ -26,10 +28,8 @@ def keep(commits, value, state=0):
 
 
 def read(commits, state=0):
-    name = commits.last(state)
-    if name is None:
-        return None
-    return commits.folder(state).open(name).load_state()["epoch"]
+    checkpoint = commits.folder(state).newest()
+    return None if checkpoint is None else checkpoint.load_state()["epoch"]
 
 
 @pytest.fixture
@@ -69,12 +69,22 @@ def test_unfinished_commit_of_a_killed_process_is_never_read(commits):
     assert names_in(commits) == ["state-0-00000003"]
 
 
-def test_a_damaged_commit_is_named(commits):
+def test_a_damaged_commit_is_skipped_with_a_warning_that_names_it(commits, caplog):
     keep(commits, 1)
-    (folder,) = Path(commits.url).glob("state-*")
-    (folder / "rank-00000.pt").write_bytes(b"no archive")
-    with pytest.raises(CheckpointError, match=r"rank-00000\.pt is damaged"):
-        read(commits)
+    (first,) = Path(commits.url).glob("state-*")
+    second = first.with_name(first.name.replace("00000001", "00000002"))
+    shutil.copytree(first, second)
+    (second / "rank-00000.pt").write_bytes(b"no archive")
+    with caplog.at_level(logging.WARNING):
+        assert read(commits) == 1
+        assert f"{second}/rank-00000.pt, it has 10 bytes instead of" in caplog.text
+        (first / "rank-00000.safetensors").unlink()
+        assert "from the beginning" not in caplog.text
+        assert read(commits) is None
+        assert "rank-00000.safetensors, it is missing" in caplog.text
+        assert f"{commits.url} holds no other checkpoint: training starts from the beginning" in caplog.text
+    keep(commits, 3)
+    assert names_in(commits) == ["state-0-00000003"]
 
 
 def test_ranks_that_were_replaced_cannot_write(lease, commits):

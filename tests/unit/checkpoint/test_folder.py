@@ -19,8 +19,8 @@ from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.checkpoint.writer import CheckpointWriter
 from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
-from sparkdl.training.checkpoint.choice import choose_checkpoint
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
+from sparkdl.training.checkpoint.identity import check_progress
 
 IDENTITY: dict[str, Any] = {"tensors": {}, "dataset": {}, "initial weights": {}, "settings": {}}
 TENSORS, STATE = "rank-00000.safetensors", "rank-00000.pt"
@@ -57,17 +57,10 @@ def epochs_in(folder: CheckpointFolder) -> list[int]:
 
 
 def chosen_epoch(folder: CheckpointFolder, epochs: int = 9) -> int | None:
-    damaged: list[str] = []
-    while True:
-        name, manifest, _ = choose_checkpoint(folder, IDENTITY, epochs, known_damaged=damaged)
-        if name is None or manifest is None:
-            return None
-        try:
-            folder.open(name).check()
-        except CheckpointError:
-            damaged.append(name)
-        else:
-            return manifest.epoch
+    checkpoint = folder.newest(
+        lambda checkpoint: check_progress(folder.url, FitManifest.of(checkpoint), IDENTITY, epochs)
+    )
+    return None if checkpoint is None else FitManifest.of(checkpoint).epoch
 
 
 @pytest.fixture
@@ -119,7 +112,7 @@ def test_fit_starts_from_the_beginning_with_a_warning_if_no_checkpoint_is_whole(
     cut(path / STATE)
     with caplog.at_level(logging.WARNING):
         assert chosen_epoch(folder) is None
-    assert "the fit starts from the beginning" in caplog.text
+    assert "training starts from the beginning" in caplog.text
     assert chosen_epoch(fit_folder(folder.url + "-empty")) is None
 
 
@@ -128,9 +121,11 @@ def test_last_and_best_checkpoints_are_kept_and_damaged_and_partial_ones_removed
     half, damaged = write(folder, 1, 2)
     (half / MANIFEST).unlink()
     cut(damaged / STATE)
+    assert folder.newest() is None
+    assert folder.damaged == [damaged.name, half.name]
     with CheckpointWriter(folder, is_divided=False, advice="") as writer:
         for epoch in (3, 4, 5, 6):
-            writer.write(make_content(epoch, is_best=epoch == 4, damaged=[damaged.name]))
+            writer.write(make_content(epoch, is_best=epoch == 4))
     assert epochs_in(folder) == [4, 5, 6]
     with CheckpointWriter(fit_folder(str(tmp_path)), is_divided=False, advice="") as writer:
         writer.write(make_content(7, is_best=True))

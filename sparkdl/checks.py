@@ -6,7 +6,8 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl import __version__
+from sparkdl.errors import DataError, ParamError, SparkdlError
 
 
 def check_integer(**arguments: Any) -> None:
@@ -43,6 +44,38 @@ def check_rank(rank: int, world_size: int) -> None:
     check_counts(least=0, rank=rank)
     if rank >= world_size:
         raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
+
+
+def check_format(
+    what: str,
+    version: Any,
+    newest: int,
+    error: type[SparkdlError],
+    *,
+    oldest: int = 1,
+    writer: str | None = None,
+    advice: str = "Install a newer sparkdl.",
+) -> None:
+    """Check that this sparkdl reads the format of a file.
+
+    Args:
+        what: what has the format, for the message.
+        version: number of its format.
+        newest: highest number that this sparkdl reads.
+        error: class of the error.
+        oldest: lowest number that this sparkdl reads.
+        writer: version of sparkdl that wrote it; None if that is not known.
+        advice: what to do.
+
+    Raises:
+        SparkdlError: of class ``error``, if it is another number, or none.
+    """
+    if not isinstance(version, int) or not oldest <= version <= newest:
+        written = f", written by sparkdl {writer}" if writer else ""
+        raise error(
+            f"{what} has format {version}{written}; this sparkdl ({__version__}) reads formats {oldest} to {newest}. "
+            f"{advice}"
+        )
 
 
 def check_state(state: Any, name: str, *parts: str, version: int | None = None) -> None:

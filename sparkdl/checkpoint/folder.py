@@ -20,7 +20,6 @@ a driver may have none.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import pickle
@@ -30,9 +29,11 @@ import tempfile
 import uuid
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from sparkdl import __version__
+from sparkdl.checks import check_format
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.store.housekeeping import list_folders, remove_folder
 from sparkdl.errors import CheckpointError, StoreError
@@ -112,15 +113,19 @@ class Manifest:
         """
         try:
             content = json.loads(text)
-            version = int(content["format_version"])
-            if version <= FORMAT_VERSION:
-                return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+            check_format(
+                url,
+                int(content["format_version"]),
+                FORMAT_VERSION,
+                CheckpointError,
+                writer=content.get("sparkdl_version"),
+                advice="Install a newer sparkdl, or choose another folder.",
+            )
+            return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+        except CheckpointError:  # a ValueError, too
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedCheckpointError(url, f"{type(error).__name__}: {error}") from error
-        raise CheckpointError(
-            f"{url} has format {version}, written by sparkdl {content.get('sparkdl_version')}; this sparkdl "
-            f"({__version__}) reads up to format {FORMAT_VERSION}. Install a newer sparkdl, or choose another folder."
-        )
 
 
 @dataclass(frozen=True)
@@ -151,20 +156,14 @@ class Checkpoint:
             DamagedCheckpointError: if a file is missing or differs.
             StoreError: if the folder cannot be read.
         """
+        from sparkdl.model.weights_file import verify_file
+
         location = open_location(self.url)
         for name in sorted(self.manifest.files)[rank::world_size]:
-            expected = self.manifest.files[name]
-            digest, num_bytes = hashlib.sha256(), 0
             with open_file(location, name) as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    num_bytes += len(chunk)
-            if num_bytes != expected["bytes"]:
-                raise DamagedCheckpointError(
-                    f"{self.url}/{name}", f"it has {num_bytes} bytes instead of {expected['bytes']}"
+                verify_file(
+                    file, self.manifest.files[name], partial(DamagedCheckpointError, f"{self.url}/{name}")
                 )
-            if digest.hexdigest() != expected["sha256"]:
-                raise DamagedCheckpointError(f"{self.url}/{name}", "its content does not match its checksum")
 
     def load_state(self, rank: int = 0) -> dict[str, Any]:
         """Return the content of a rank's ``.pt`` file, its tensors on the CPU.

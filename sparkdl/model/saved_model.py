@@ -22,7 +22,6 @@ of a loaded module are mapped from the file, which must not be changed while the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickletools
 import shutil
@@ -36,11 +35,12 @@ import torch
 from torch import nn
 
 from sparkdl import __version__
+from sparkdl.checks import check_format
 from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.model.signature import ModelSignature
-from sparkdl.model.weights_file import map_weights, write_weights
+from sparkdl.model.weights_file import HashingFile, map_weights, verify_file, write_weights
 
 if TYPE_CHECKING:
     import os
@@ -158,8 +158,10 @@ def save_module(
         with (aside / _WEIGHTS).open("wb") as file:
             files = {_WEIGHTS: write_weights(tensors, file)}
         for name, content in contents.items():
-            (aside / name).write_bytes(content)
-            files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            with (aside / name).open("wb") as file:
+                hashing = HashingFile(file)
+                hashing.write(content)
+            files[name] = hashing.describe()
         manifest = {
             "format_version": FORMAT_VERSION,
             "sparkdl_version": __version__,
@@ -178,8 +180,8 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
     """Read a module as it was written, on CPU, and its signature, which is None if it was not trained."""
     folder = Path(folder)
     signature, files = _read_manifest(folder)
-    for name, expected in files.items():
-        _check_file(folder / name, expected)
+    for name, written in files.items():
+        _check_file(folder / name, written)
     tensors = map_weights(folder / _WEIGHTS)
     if signature is not None and _PREPARE in files:
         what = f"The function that prepares features cannot be read from {folder / _PREPARE}"
@@ -209,13 +211,13 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
     with errors_as(SavedModelError, f"{path} is damaged", _SAVE_AGAIN):
         manifest = json.loads(content)
-        version = manifest["format_version"]
-        if version > FORMAT_VERSION:
-            raise SavedModelError(
-                f"{folder} was written in format {version} by sparkdl {manifest.get('sparkdl_version')}, and "
-                f"this sparkdl ({__version__}) reads up to format {FORMAT_VERSION}. Install a newer "
-                "sparkdl."
-            )
+        check_format(
+            f"{folder}",
+            manifest["format_version"],
+            FORMAT_VERSION,
+            SavedModelError,
+            writer=manifest.get("sparkdl_version"),
+        )
         listed = manifest["files"]
         files = {name: listed[name] for name in (_WEIGHTS, _ARCHITECTURE)}
         files |= {_PREPARE: listed[_PREPARE]} if _PREPARE in listed else {}
@@ -223,19 +225,12 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         return None if signature is None else ModelSignature.from_json(signature), files
 
 
-def _check_file(path: Path, expected: dict[str, Any]) -> None:
+def _check_file(path: Path, written: dict[str, Any]) -> None:
     if not path.is_file():
         raise SavedModelError(f"{path.parent} is incomplete: {path.name} is missing.")
-    size = path.stat().st_size
-    if size != expected.get("bytes"):
-        raise SavedModelError(
-            f"{path} is damaged: it has {size} bytes instead of {expected.get('bytes')}. {_SAVE_AGAIN}"
-        )
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    if digest.hexdigest() != expected.get("sha256"):
-        raise SavedModelError(
-            f"{path} is damaged: its content does not match the checksum in {_MANIFEST}. {_SAVE_AGAIN}"
+        verify_file(
+            file,
+            written,
+            lambda reason: SavedModelError(f"{path} is damaged: {reason} in {_MANIFEST}. {_SAVE_AGAIN}"),
         )

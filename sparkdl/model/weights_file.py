@@ -24,17 +24,17 @@ from sparkdl.errors import SavedModelError, SerializationError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class HashingFile:
     """A sequential writer that keeps the number of bytes written and their SHA-256.
 
     Args:
-        file: file to write to.
+        file: file to write to; None to compute size and checksum only.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes] | None) -> None:
         self._file = file
         self._digest = hashlib.sha256()
         self._num_bytes = 0
@@ -42,18 +42,51 @@ class HashingFile:
     def write(self, data: Any) -> int:
         """Write a bytes-like object; return the number of bytes."""
         self._digest.update(data)
-        self._file.write(data)
+        if self._file is not None:
+            self._file.write(data)
         num_bytes = memoryview(data).nbytes
         self._num_bytes += num_bytes
         return num_bytes
 
     def flush(self) -> None:
         """Flush the file."""
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def describe(self) -> dict[str, Any]:
         """Return the size as ``bytes`` and the checksum as ``sha256``."""
         return {"bytes": self._num_bytes, "sha256": self._digest.hexdigest()}
+
+
+def verify_file(
+    file: IO[bytes],
+    written: Mapping[str, Any],
+    error: Callable[[str], Exception],
+    *,
+    copy: IO[bytes] | None = None,
+) -> None:
+    """Read a file to its end, and compare its size and checksum with those that were written.
+
+    Args:
+        file: file to read.
+        written: what :meth:`HashingFile.describe` returned when the file was written.
+        error: function that makes the error from the text that says how the file differs.
+        copy: file to which the content is copied; None for none.
+
+    Raises:
+        Exception: of ``error``, if the file differs.
+    """
+    hashing = HashingFile(copy)
+    while chunk := file.read(_CHUNK_BYTES):
+        hashing.write(chunk)
+    actual = hashing.describe()
+    if actual["bytes"] != written.get("bytes"):
+        raise error(f"it has {actual['bytes']} bytes instead of {written.get('bytes')}")
+    if actual["sha256"] != written.get("sha256"):
+        raise error(
+            f"its content does not match its checksum: its SHA-256 is {actual['sha256']} instead of "
+            f"{written.get('sha256')}"
+        )
 
 
 _CHUNK_BYTES = 4 << 20

@@ -213,7 +213,7 @@ def _wanted_names(
 
 def save_weights(
     module: nn.Module | Sequence[nn.Module], folder: str, layout: RankLayout, *, file_bytes: int = 1 << 30
-) -> None:
+) -> dict[str, dict[str, Any]]:
     """Write the whole model as safetensors files with an index. Collective.
 
     One tensor at a time is gathered; the ranks of a pipeline stage write its files in turn. A rank holds the tensors of
@@ -225,6 +225,9 @@ def save_weights(
         folder: path or URL of a folder on a filesystem that all ranks and later readers share.
         layout: layout of the ranks.
         file_bytes: size in bytes above which a new file is begun.
+
+    Returns:
+        Size and SHA-256 of each file with weights, by its name.
 
     Raises:
         StoreError: if the files cannot be written.
@@ -248,10 +251,10 @@ def save_weights(
             if tensor not in copies:
                 writer.add(names[0], tensor, file_bytes)
     parts = call_on_all_ranks(writer.finish, all_ranks)
+    files = {name: entry for part in parts for name, entry in part["files"].items()}
 
     def write_index() -> None:
         if dist.get_rank() == 0:
-            files = {name: entry for part in parts for name, entry in part["files"].items()}
             metadata = {"total_size": sum(part["bytes"] for part in parts), "files": files}
             weight_map = {name: file for part in parts for name, file in part["weight_map"].items()}
             index = {"metadata": metadata, "weight_map": weight_map}
@@ -269,20 +272,6 @@ def save_weights(
                 location.write_whole(INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
 
     call_on_all_ranks(write_index, all_ranks)
-
-
-def saved_files(folder: str) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each file that :func:`save_weights` has written into a folder, by file name.
-
-    Raises:
-        StoreError: if the folder's index cannot be read.
-    """
-    location = open_location(folder)
-    try:
-        with location.filesystem.open(f"{location.path}/{INDEX}", "rb") as file:
-            files: dict[str, dict[str, Any]] = json.loads(file.read())["metadata"]["files"]
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"The index of the weights in {folder} cannot be read: {error}") from error
     return files
 
 

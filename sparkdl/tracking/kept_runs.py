@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checks import check_format
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
 from sparkdl.foreign_errors import store_errors
@@ -205,11 +206,7 @@ def _parent(client: MlflowClient, start: RunStart) -> str | None:
 
 def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
     content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    if content["format"] > FORMAT:
-        raise StoreError(
-            f"It was kept in format {content['format']}, and this sparkdl reads up to format {FORMAT}. Install a newer "
-            "sparkdl to send it."
-        )
+    check_format("It", content["format"], FORMAT, StoreError, advice="Install a newer sparkdl to send it.")
     messages = [
         Message(
             kind=message["kind"],

@@ -212,7 +212,7 @@ def check_an_interrupted_save_leaves_no_index_of_earlier_weights() -> None:
             save_weights(stages, folder, layout, file_bytes=1)
     dist.barrier()
     with pytest.raises(StoreError, match="index"):
-        weights.saved_files(folder)
+        load_weights(stages, folder)
 
 
 def check_a_folder_that_the_ranks_do_not_share_is_refused() -> None:

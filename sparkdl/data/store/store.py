@@ -21,6 +21,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checks import check_format
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.files.lease import Lease, store_time
@@ -72,11 +73,14 @@ def open_dataset(url: str) -> ParquetDataset:
         content = json.loads(text)
     except ValueError as error:
         raise StoreError(f"The manifest of {url} cannot be read: {error}") from error
-    if content.get("version") != _VERSION:
-        raise StoreError(
-            f"The manifest of {url} has version {content.get('version')}; this sparkdl reads version "
-            f"{_VERSION}. Install the version of sparkdl that wrote it, or write the dataset again."
-        )
+    check_format(
+        f"The manifest of {url}",
+        content.get("version"),
+        _VERSION,
+        StoreError,
+        oldest=_VERSION,
+        advice="Install the version of sparkdl that wrote it, or write the dataset again.",
+    )
     files = content["files"]
     return ParquetDataset(
         url=absolute_url(url),

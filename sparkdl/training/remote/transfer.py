@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
 from sparkdl.foreign_errors import store_error, store_errors
 from sparkdl.model.architecture import join_module, join_tensors, split_module, split_tensors
-from sparkdl.model.weights_file import HashingFile, map_weights, read_weights, write_weights
+from sparkdl.model.weights_file import map_weights, read_weights, verify_file, write_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _TENSORS = "_tensors.safetensors"
 _TRAINED = "_trained.safetensors"
 _PARTS = "trained"
-_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ def store_trained(
 
     before()
     if isinstance(distribution, DividedModel):
-        from sparkdl.parallel.weights import save_weights, saved_files
+        from sparkdl.parallel.weights import save_weights
 
-        save_weights(distribution.parts, f"{folder}/{_PARTS}", distribution.layout)
+        files = save_weights(distribution.parts, f"{folder}/{_PARTS}", distribution.layout)
         tensors = distribution.other_tensors()
         if distribution.rank != 0:
             return None
         others = {_TRAINED: _write(tensors, folder, _TRAINED)}
-        parts = {f"{_PARTS}/{name}": checksum for name, checksum in saved_files(f"{folder}/{_PARTS}").items()}
+        parts = {f"{_PARTS}/{name}": written for name, written in files.items()}
         return StoredModule(distribution.structure, {**others, **parts})
     assert isinstance(distribution, Replicas), "all others are divided"
     return store_module(distribution.whole_module(), folder) if distribution.rank == 0 else None
@@ -151,17 +151,17 @@ def fetch_module(stored: StoredModule, folder: str) -> nn.Module:
                 location.filesystem.open(f"{location.path}/{name}", "rb") as there,
                 path.open("wb") as here,
             ):
-                copied = HashingFile(here)
-                while chunk := there.read(_CHUNK_BYTES):
-                    copied.write(chunk)
-            if copied.describe() != written:
-                raise StoreError(
-                    f"The trained weights in {folder}/{name} are not what a rank wrote: {copied.describe()} instead of "
-                    f"{dict(written)}. Choose a Store that driver and executors see alike."
-                )
+                verify_file(there, written, partial(_differ, f"{folder}/{name}"), copy=here)
             tensors |= map_weights(path)
             path.unlink()
         return join_module(stored.structure, tensors)
+
+
+def _differ(url: str, reason: str) -> StoreError:
+    return StoreError(
+        f"The trained weights in {url} are not what a rank wrote: {reason}. Choose a Store that driver and executors "
+        "see alike."
+    )
 
 
 def _write(tensors: Mapping[str, Tensor], folder: str, name: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def describe_module(
         vector_dtype=vector_dtype(module),
         allow_ragged=prepares or params.getPaddingValue() is not None,
     ) as dataset:
-        inputs, values = make_inputs(params, dataset), first_rows(dataset, names)
+        inputs, values = make_inputs(params, dataset, params.getPrepareFeatures()), first_rows(dataset, names)
     heads = [Head(label=LabelColumn(name=name), loss=None) for name in kinds] if len(kinds) > 1 else []
     row = {name: column[:1] for name, column in values.items()}
     inputs, tried, _, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))

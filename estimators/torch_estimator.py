@@ -23,6 +23,7 @@ from sparkdl.estimators.fit.fit import (
 )
 from sparkdl.estimators.fit.inputs import named_columns
 from sparkdl.estimators.fit.labels import label_faults
+from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.fit.rows import share_rows
 from sparkdl.estimators.params.base import CheckedParams, check_param_map
 from sparkdl.estimators.params.estimator import ClassArguments, _TorchEstimatorParams
@@ -63,7 +64,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     Attributes:
         _model_class: class of the models that fits return.
-        _learns: whether :meth:`_learn` makes the model, and the function that prepares features.
+        _learns: whether :meth:`_learn` makes the model and the function that prepares features from the rows.
         _vector_dtype: dtype in which Spark ML vectors are stored; None for the dtype that the model takes.
     """
 
@@ -81,14 +82,14 @@ class FittingEstimator(Estimator[M], CheckedParams):
 
     @abstractmethod
     def _params_of_fit(self) -> _TorchEstimatorParams:
-        """Return the Params of one fit; ``_learn`` adds what is learned from the rows."""
+        """Return the Params of one fit."""
 
     def _learn(
         self, params: _TorchEstimatorParams, dataset: ParquetDataset, spark: SparkSession | None
-    ) -> _TorchEstimatorParams:
-        """Return the Params of a fit on written rows: ``params``, or a copy with what is learned from the rows."""
+    ) -> Recipe:
+        """Return what a fit with these Params trains; a ready-made estimator learns it from the written rows."""
         del dataset, spark
-        return params
+        return Recipe.of(params)
 
     def _nulls(self) -> dict[str, Any]:
         """Return the value in place of nulls, by the names of the columns that may have nulls."""

@@ -145,8 +145,8 @@ def fit_on_rows(
             hold_checkpoints(params, progress.status) as lease,
         ):
             parquet = written.with_nulls(params._caller._nulls())
-            params = params._caller._learn(params, parquet, spark)
-            inputs = prepare_fit(params, parquet)
+            recipe = params._caller._learn(params, parquet, spark)
+            inputs = prepare_fit(params, parquet, recipe)
             if params.getFastDevRun():
                 num_updates = (trial or TrialRun()).num_updates
                 inputs = replace(inputs, spec=_few_updates(inputs.spec, params, parquet, num_updates))
@@ -154,11 +154,11 @@ def fit_on_rows(
             finished = find_finished(inputs.spec, parquet)
             with (
                 tempfile.TemporaryDirectory(prefix="sparkdl-tracking-") as folder,
-                run_of_fit(params, nested, parquet) as run,
+                run_of_fit(params, recipe, nested, parquet) as run,
             ):
                 if run is not None:
                     run.check_begun()
-                    run.log_params(params_to_log(params, parquet))
+                    run.log_params(params_to_log(params, recipe, parquet))
                     run.log_dataset(
                         describe_dataset(params, parquet, input_files(rows.df), table_of(rows.df))
                     )
@@ -169,7 +169,7 @@ def fit_on_rows(
                 communication = None
                 if finished is None:
                     monitor = params.getMonitor()
-                    name = params.getRunName() or type(params.getModel()).__name__
+                    name = params.getRunName() or type(recipe.model).__name__
                     watching = (
                         nullcontext() if monitor is None else monitor.on_driver(name, listener.log_metrics)
                     )
@@ -185,7 +185,7 @@ def fit_on_rows(
                     )
                 if trial is not None and trial.receive is not None:
                     trial.receive(finished.module)
-                num_parameters, num_trained = count_parameters(params.getModel())
+                num_parameters, num_trained = count_parameters(recipe.model)
                 summary = TrainingSummary(
                     history=finished.history,
                     model_epoch=finished.model_epoch,

@@ -32,6 +32,7 @@ from sparkdl.errors import (
 )
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
+from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.fit.split import split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
 from sparkdl.estimators.params.table import check_of, spec_fields
@@ -65,8 +66,15 @@ if TYPE_CHECKING:
     from sparkdl.training.probe import Gradients
 
 
-def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> ModelInputs:
+def make_inputs(
+    params: _TorchEstimatorParams, dataset: ParquetDataset, prepare: PrepareFunction | None
+) -> ModelInputs:
     """Return the inputs of a fit; their dtypes are determined later.
+
+    Args:
+        params: Params of the fit.
+        dataset: rows of the fit.
+        prepare: function that makes the model's inputs from the feature columns; None for the columns unchanged.
 
     Raises:
         DataError: if a column holds arrays that cannot be part of a matrix.
@@ -77,7 +85,6 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
         columns = tuple(
             _as_ragged(column) if column.shape and column.kind == "number" else column for column in columns
         )
-    prepare = params.getPrepareFeatures()
     if params.getPassFeaturesBy() == "matrix":
         _check_matrix(columns, prepare)
     return ModelInputs(
@@ -88,7 +95,7 @@ def make_inputs(params: _TorchEstimatorParams, dataset: ParquetDataset) -> Model
     )
 
 
-def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
+def check_names(names: Iterable[str], inputs: ModelInputs, params: _TorchEstimatorParams) -> None:
     """Check that a matrix or an input of prepareFeatures does not have the name of a label or weight column.
 
     Inputs, labels and weights are in one dict by name.
@@ -96,11 +103,11 @@ def check_names(inputs: Iterable[str], params: _TorchEstimatorParams) -> None:
     Raises:
         ParamError: if an input does.
     """
-    is_matrix = params.getPassFeaturesBy() == "matrix"
-    if params.getPrepareFeatures() is None and not is_matrix:
+    is_matrix = inputs.given_by == "matrix"
+    if inputs.prepare is None and not is_matrix:
         return
     others = {*params._label_names(), params._weight_column()}
-    for name in inputs:
+    for name in names:
         if name in others:
             raise ParamError(
                 f"The matrix of the features is called {name!r}, and so is a label or weight column. Give that another "
@@ -243,8 +250,15 @@ def _check_function(name: str, value: object) -> None:
 
 
 @as_single_rank()
-def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitInputs:
+def prepare_fit(
+    params: _TorchEstimatorParams, dataset: ParquetDataset, recipe: Recipe | None = None
+) -> FitInputs:
     """Try model, losses, optimizer and scheduler on the first row, and build the spec.
+
+    Args:
+        params: Params of the fit.
+        dataset: rows of the fit.
+        recipe: what is trained; None for what the Params say.
 
     Raises:
         ShardingError: if there are fewer rows than ranks.
@@ -252,20 +266,20 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         ParamError: if the model's outputs, the optimizer, the scheduler, a metric, or a loss with weights cannot be
             used, or validationFraction leaves no rows.
     """
+    recipe = recipe or Recipe.of(params)
     training, validation = split_rows(params, dataset)
     weight = params._weight_column()
     if weight is not None:
         check_row_weights(dataset, weight)
-    inputs, heads = make_inputs(params, dataset), make_heads(params, dataset)
-    if inputs.given_by == "matrix":
-        check_names(
-            [MATRIX], params
-        )  # before the model is tried on a row in which a label may have that name
+    inputs = make_inputs(params, dataset, recipe.prepare)
+    heads = make_heads(params, dataset, recipe.loss)
+    if inputs.given_by == "matrix":  # before the model is tried on a row in which a label may have that name
+        check_names([MATRIX], inputs, params)
     named = labels_by_column(params.getLabels(), params._label_names())
     rows = first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     row = {name: values[:1] for name, values in rows.items()}
     probed = probe(
-        params.getModel(),
+        recipe.model,
         params.getOptimizer(),
         inputs=inputs,
         heads=heads,
@@ -274,21 +288,21 @@ def prepare_fit(params: _TorchEstimatorParams, dataset: ParquetDataset) -> FitIn
         weighted=weight is not None,
         pair=most_different_rows({name: rows[name] for name in inputs.names}),
     )
-    check_names((entry.name for entry in probed.inputs.inputs), params)
-    _check_precision(params)
+    check_names((entry.name for entry in probed.inputs.inputs), inputs, params)
+    _check_precision(params, recipe.model)
     heads = with_classes(probed.heads, probed.num_classes, dataset, named)
     if params.getClassWeights() is not None or params.getSampling() != "all":
         from sparkdl.estimators.fit.class_balance import balance_classes  # needed by few fits
 
         heads, training = balance_classes(params, heads, probed.num_classes, dataset, training)
     num_rows = dataset.num_rows if training is None else sum(training.counts or ())
-    _try_scheduler(params, probed, num_rows)
+    _try_scheduler(params, recipe, probed, num_rows)
     check_indexed_features(inputs, heads)
-    _check_parallelism(params)
-    _check_initial_weights(params)
+    _check_parallelism(params, recipe.model)
+    _check_initial_weights(params, recipe.model)
     spec = replace(
-        _make_spec(params, probed, heads),
-        metrics=_metrics(params, heads, probed.num_classes, rows),
+        _make_spec(params, recipe, probed, heads),
+        metrics=_metrics(params, recipe, heads, probed.num_classes, rows),
         training_rows=training,
         validation_rows=validation,
     )
@@ -323,23 +337,23 @@ def _signature(probed: ProbeResult, heads: Sequence[Head]) -> ModelSignature:
     return ModelSignature(inputs=probed.inputs, outputs=outputs)
 
 
-def _try_scheduler(params: _TorchEstimatorParams, probed: ProbeResult, num_rows: int) -> None:
+def _try_scheduler(params: _TorchEstimatorParams, recipe: Recipe, probed: ProbeResult, num_rows: int) -> None:
     scheduler, interval = params.getScheduler(), params.getSchedulerInterval()
     if scheduler is not None:
         steps = steps_per_epoch(num_rows, num_readers(params), params.getBatchSize())
         updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
-        num_steps, watched = params.getEpochs() * updates, _goals(params)[1]
+        num_steps, watched = params.getEpochs() * updates, _goals(params, recipe)[1]
         make_scheduler(scheduler, probed.optimizer, num_steps, interval, watched)
 
 
-def _check_precision(params: _TorchEstimatorParams) -> None:
+def _check_precision(params: _TorchEstimatorParams, model: nn.Module) -> None:
     precision = params.getPrecision()
     if precision == "float8" and not params.getGpusPerWorker():
         raise ParamError(
             "Param precision is 'float8', which CPUs do not have: it takes GPUs of compute capability 8.9 or newer. "
             "Set gpusPerWorker to 1, or use 'bfloat16'."
         )
-    trained = (parameter for parameter in params.getModel().parameters() if parameter.requires_grad)
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     others = {dtype_name(parameter.dtype) for parameter in trained} - {"float32"}
     if precision != "float32" and others:
         raise ParamError(
@@ -348,24 +362,24 @@ def _check_precision(params: _TorchEstimatorParams) -> None:
         )
 
 
-def _check_parallelism(params: _TorchEstimatorParams) -> None:
+def _check_parallelism(params: _TorchEstimatorParams, model: nn.Module) -> None:
     parallelism = params.getParallelism()
     if parallelism is None or isinstance(parallelism, str):
         return
     from sparkdl.parallel.parallelize import check_parts  # with torch's device meshes, which few fits need
 
     sizes = parallelism.resolve(params.getNumWorkers())
-    check_parts(params.getModel(), sizes, params.getBatchSize())
-    _check_division(params, sizes)
+    check_parts(model, sizes, params.getBatchSize())
+    _check_division(params, model, sizes)
 
 
-def _check_division(params: _TorchEstimatorParams, sizes: Parallelism) -> None:
+def _check_division(params: _TorchEstimatorParams, model: nn.Module, sizes: Parallelism) -> None:
     """Refuse other Params that resolved sizes do not support."""
     replicas = (sizes.data or 1) * sizes.num_ranks_of_replica
     if sizes.tensor * sizes.shard * sizes.context > 1:
-        _check_divided_optimizer(params)
+        _check_divided_optimizer(params, model)
     if sizes.pipeline > 1:
-        _check_pipeline(params)
+        _check_pipeline(params, model)
     if sizes.offload and not params.getGpusPerWorker():
         raise ParamError(
             "Param parallelism has offload, which keeps weights in host memory that a GPU computes with, and "
@@ -392,7 +406,7 @@ def _with_planner(
     def suits(name: str) -> bool:
         try:
             sizes: dict[str, Any] = {"data": 1, name: 2}
-            _check_division(params, Parallelism(**sizes))
+            _check_division(params, spec.model, Parallelism(**sizes))
         except ParamError:
             return False
         return True
@@ -411,10 +425,10 @@ def _with_planner(
     return replace(spec, planner=planner.choose)
 
 
-def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:
+def _check_divided_optimizer(params: _TorchEstimatorParams, model: nn.Module) -> None:
     """Refuse optimizers of torch whose step fails on the parts of parameters that a rank has."""
     try:
-        made = make_optimizer(params.getOptimizer(), params.getModel())
+        made = make_optimizer(params.getOptimizer(), model)
     except ParamError:
         return  # the trial of the optimizer says what is wrong
     if isinstance(made, torch.optim.Adafactor | torch.optim.Rprop):
@@ -424,7 +438,7 @@ def _check_divided_optimizer(params: _TorchEstimatorParams) -> None:
         )
 
 
-def _check_initial_weights(params: _TorchEstimatorParams) -> None:
+def _check_initial_weights(params: _TorchEstimatorParams, model: nn.Module) -> None:
     weights = params.getInitialWeights()
     if weights is None:
         return
@@ -432,16 +446,15 @@ def _check_initial_weights(params: _TorchEstimatorParams) -> None:
 
     try:
         if weights == DRAWN:
-            check_drawable(params.getModel())
+            check_drawable(model)
         else:
-            check_weights(params.getModel(), weights)
+            check_weights(model, weights)
     except (StoreError, SavedModelError, ParamError) as error:
         raise type(error)(f"Param initialWeights cannot be used: {error}") from error
 
 
-def _check_pipeline(params: _TorchEstimatorParams) -> None:
+def _check_pipeline(params: _TorchEstimatorParams, model: nn.Module) -> None:
     """Refuse settings that pipeline parallelism does not support, or whose result would differ from one process."""
-    model = params.getModel()
     norms = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     if norms:
         raise ParamError(
@@ -463,6 +476,7 @@ def _check_pipeline(params: _TorchEstimatorParams) -> None:
 
 def _metrics(
     params: _TorchEstimatorParams,
+    recipe: Recipe,
     heads: Sequence[Head],
     num_classes: Sequence[int | None],
     rows: Mapping[str, npt.NDArray[Any]],
@@ -473,7 +487,7 @@ def _metrics(
         ParamError: if a name does not stand for a metric of this model.
     """
     metrics: dict[str, Metric] = {}
-    for name, metric in params.getMetrics().items():
+    for name, metric in recipe.metrics.items():
         if not isinstance(metric, str):
             metrics[name] = metric
             continue
@@ -503,11 +517,13 @@ def _check_sparse(params: _TorchEstimatorParams, gradients: Gradients) -> None:
         )
 
 
-def _make_spec(params: _TorchEstimatorParams, probed: ProbeResult, heads: tuple[Head, ...]) -> TrainingSpec:
+def _make_spec(
+    params: _TorchEstimatorParams, recipe: Recipe, probed: ProbeResult, heads: tuple[Head, ...]
+) -> TrainingSpec:
     """Build the spec; the only place where Spark's Params become the fields of the spec."""
-    best, watched = _goals(params)
+    best, watched = _goals(params, recipe)
     patience = params.getEarlyStoppingPatience()
-    fields = spec_fields(params)
+    fields = spec_fields(params, model=recipe.model, augment=recipe.augment)
     if isinstance(params.getParallelism(), str):
         fields["parallelism"] = None  # until the ranks choose it
     return TrainingSpec(
@@ -527,9 +543,9 @@ def _make_spec(params: _TorchEstimatorParams, probed: ProbeResult, heads: tuple[
     )
 
 
-def _goals(params: _TorchEstimatorParams) -> tuple[Goal | None, Goal]:
+def _goals(params: _TorchEstimatorParams, recipe: Recipe) -> tuple[Goal | None, Goal]:
     """Return the metric that selects the best epoch, None without one, and the metric that has to improve."""
-    names = params._metric_names()
+    names = params._metric_names(recipe.metrics)
     best = best_goal_of(params, names)
     return best, best or Goal(metric="val_loss" if "val_loss" in names else "loss")
 

@@ -162,8 +162,13 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
             )
 
 
-def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[Head, ...]:
+def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset, loss: Any) -> tuple[Head, ...]:
     """Return the heads of a fit; dtypes and classes of labels are determined later.
+
+    Args:
+        params: Params of the fit.
+        dataset: rows of the fit.
+        loss: loss of all label columns, or a list with a loss for each.
 
     Raises:
         ParamError: if there are not as many losses or weights as label columns.
@@ -178,7 +183,7 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
     labels = [LabelColumn(name=name, shape=dataset.column(name).shape) for name in names]
     if params.getTrainStep() is not None:
         return tuple(Head(label=label, loss=None) for label in labels)
-    losses = _losses(params)
+    losses = _loss_of_each(loss, names)
     weights = params.getLossWeights() or [1.0] * len(names)
     for what, values in (("loss", losses), ("lossWeights", weights)):
         if len(values) != len(names):
@@ -192,18 +197,17 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset) -> tuple[
             "Param loss has losses that sum over the rows and others that do not. Give them all one reduction."
         )
     if len(names) > 1:
-        for name, loss in zip(names, modules, strict=True):
-            _check_divisor(loss, dataset.column(name))
+        for name, module in zip(names, modules, strict=True):
+            _check_divisor(module, dataset.column(name))
     return tuple(
         Head(label=label, loss=loss, weight=weight)
         for label, loss, weight in zip(labels, modules, weights, strict=True)
     )
 
 
-def _losses(params: _TorchEstimatorParams) -> list[LossFunction]:
+def _loss_of_each(loss: Any, names: Sequence[str]) -> list[LossFunction]:
     """Return the losses of the label columns."""
-    losses: Any = params.getLoss()
-    return list(losses) if isinstance(losses, list | tuple) else [losses] * len(params._label_names())
+    return list(loss) if isinstance(loss, list | tuple) else [loss] * len(names)
 
 
 def label_faults(params: _TorchEstimatorParams, columns: Iterable[Column]) -> Iterator[str]:
@@ -212,8 +216,9 @@ def label_faults(params: _TorchEstimatorParams, columns: Iterable[Column]) -> It
     A trainStep may use strings for anything, so they cannot be indexed as classes.
     """
     is_step = params.getTrainStep() is not None
-    losses = [] if is_step else _losses(params)
-    loss_of = dict(zip(params._label_names(), losses, strict=False))
+    names = params._label_names()
+    losses = [] if is_step else _loss_of_each(params.getLoss(), names)
+    loss_of = dict(zip(names, losses, strict=False))
     for column in columns:
         held = f"Column {column.name!r} holds {column.kind} values"
         if column.kind == "number":

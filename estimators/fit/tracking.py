@@ -46,9 +46,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from torch import nn
+
     from sparkdl.collective import WorldReport
     from sparkdl.data import Column, ParquetDataset
     from sparkdl.data.spark.input_files import InputFiles
+    from sparkdl.estimators.fit.recipe import Recipe
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.summary import TrainingSummary
     from sparkdl.estimators.torch_model import TorchModel
@@ -175,7 +178,7 @@ def group_of_fits(params: _TorchEstimatorParams, name: str) -> RunGroup | None:
 
 
 def run_of_fit(
-    params: _TorchEstimatorParams, nested: NestedRun | None, dataset: ParquetDataset
+    params: _TorchEstimatorParams, recipe: Recipe, nested: NestedRun | None, dataset: ParquetDataset
 ) -> AbstractContextManager[FitRun | None]:
     """Return the MLflow run of a fit according to its Params, with a description; a context of None without tracking.
 
@@ -183,6 +186,7 @@ def run_of_fit(
 
     Args:
         params: Params of the fit.
+        recipe: what the fit trains.
         nested: place among the runs of several Param maps; None for a fit that is not one of several.
         dataset: rows of the fit.
     """
@@ -194,7 +198,7 @@ def run_of_fit(
         experiment=params.getExperiment(),
         run_name=params.getRunName(),
         tags={
-            "mlflow.note.content": _description(params, dataset),
+            "mlflow.note.content": _description(params, recipe.model, dataset),
             "sparkdl.estimator": type(params._caller).__name__,
             "sparkdl.version": __version__,
             **({} if nested is None else {"sparkdl.param_map": str(nested.index)}),
@@ -207,9 +211,9 @@ def run_of_fit(
     )
 
 
-def _description(params: _TorchEstimatorParams, dataset: ParquetDataset) -> str:
+def _description(params: _TorchEstimatorParams, network: nn.Module, dataset: ParquetDataset) -> str:
     """Return the description of a run, in Markdown."""
-    name, network, ranks = type(params._caller).__name__, params.getModel(), params.getNumWorkers()
+    name, ranks = type(params._caller).__name__, params.getNumWorkers()
     number = sum(parameter.numel() for parameter in network.parameters())
     labels = ", ".join(f"`{name}`" for name in params._label_names())
     features = [f"`{name}`" for name in params.getFeaturesCols()]
@@ -356,10 +360,12 @@ def _schema_of(column: LoggedColumn) -> dict[str, Any]:
     return schema
 
 
-def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dict[str, object]:
+def params_to_log(
+    params: _TorchEstimatorParams, recipe: Recipe, parquet: ParquetDataset
+) -> dict[str, object]:
     """Return the Params by name, with objects replaced by their names, and the numbers of parameters and rows.
 
-    Those that the user has set come first, and those with their defaults last.
+    Those that the user has set, or that are learned from the rows, come first, and those with their defaults last.
     """
     objects = params._object_params()
     of_caller = {param.name: value for param, value in params._caller.extractParamMap().items()}
@@ -369,21 +375,21 @@ def params_to_log(params: _TorchEstimatorParams, parquet: ParquetDataset) -> dic
     if isinstance(params.getParallelism(), str):
         del plain["parallelism"]  # the ranks tell which one was chosen
     names = {
+        **{name: _name_of(value) for name, value in recipe.by_param().items()},
         **{param.name: _name_of(params.getOrDefault(param)) for param in objects},
-        "metrics": ", ".join(params.getMetrics()),
+        "metrics": ", ".join(recipe.metrics),
     }
-    model = params.getModel()
-    num_parameters, num_trained = count_parameters(model)
+    num_parameters, num_trained = count_parameters(recipe.model)
     values = {
         **plain,
         **{name: value for name, value in of_caller.items() if not params.hasParam(name)},
         **{name: value for name, value in names.items() if value},
-        "model": type(model).__name__,
+        "model": type(recipe.model).__name__,
         "numParameters": num_parameters,
         "numTrainedParameters": num_trained,
         "numRows": parquet.num_rows,
     }
-    are_defaults = {param.name for param in params.params if not params.isSet(param)}
+    are_defaults = {param.name for param in params.params if not params.isSet(param)} - names.keys()
     return dict(sorted(values.items(), key=lambda item: item[0] in are_defaults))
 
 

@@ -33,7 +33,7 @@ from sparkdl.tracking.logged_model import check_registration
 from sparkdl.training.spec import DRAWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.ml.param import Param
 
@@ -176,9 +176,9 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         weights = self.getInitialWeights()
         return self._caller._path_of_pretrained() or (None if weights == DRAWN else weights)
 
-    def _metric_names(self) -> list[str]:
-        """Return the names of all losses and metrics that a fit has."""
-        names = ["loss", *self.getMetrics()]
+    def _metric_names(self, metrics: Iterable[str]) -> list[str]:
+        """Return the names of all losses and metrics that a fit with these metrics has."""
+        names = ["loss", *metrics]
         has_validation = self.isSet(self.validationIndicatorCol) or self.isSet(self.validationFraction)
         return [*names, *(f"val_{name}" for name in names)] if has_validation else names
 
@@ -211,7 +211,7 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
         with check_of("validationFraction", "validationIndicatorCol"):
             check_validation(self)
         with check_of("bestMetric", "bestMode"):
-            best_goal_of(self, self._metric_names())
+            best_goal_of(self, self._metric_names(self.getMetrics()))
         if self.getRegisteredModelAlias() is not None and self.getRegisteredModelName() is None:
             raise ParamError(
                 f"Param registeredModelAlias is {self.getRegisteredModelAlias()!r}: {self.registeredModelAlias.doc}."

@@ -190,13 +190,14 @@ def default_values(owner: type) -> dict[str, Any]:
     return values
 
 
-def spec_fields(params: Params) -> dict[str, Any]:
-    """Return the fields of the spec that are set by Params, with their values."""
-    return {
+def spec_fields(params: Params, **known: Any) -> dict[str, Any]:
+    """Return the fields of the spec that are set by Params, with their values, or with those that are known."""
+    fields = {
         entry.field: getattr(params, entry.accessor("get"))()
         for entry in entries_of(params)
-        if entry.field is not None
+        if entry.field is not None and entry.field not in known
     }
+    return fields | known
 
 
 def check_entries(params: Params) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
@@ -22,14 +22,15 @@ import numpy.typing as npt
 import torch
 from pyspark.ml.classification import ClassificationModel
 from pyspark.ml.regression import RegressionModel
-from torch import nn
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import check_entries
+from sparkdl.estimators.params.training import metrics_by_name
 from sparkdl.estimators.persistence import SavedInFolder
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams, describe_kind
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
@@ -46,29 +47,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.row_choice import RowChoice
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.estimators.summary import TrainingSummary
-    from sparkdl.model.inputs import PrepareFunction
     from sparkdl.model.saved_model import SavedModel
-    from sparkdl.training.spec import AugmentFunction
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a ready-made estimator learns from its rows: the model to train, with its loss.
-
-    Attributes:
-        network: network to train.
-        prepare: function that makes the network's inputs from the feature columns; None if the network takes the
-            columns unchanged.
-        loss: loss of the training.
-        augment: function that changes batches in training; None for no changes.
-        num_classes: number of classes; None if the model predicts numbers.
-    """
-
-    network: nn.Module
-    prepare: PrepareFunction | None
-    loss: nn.Module
-    augment: AugmentFunction | None = None
-    num_classes: int | None = None
 
 
 class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[Any]):
@@ -86,7 +65,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
     def _make(
         self, dataset: ParquetDataset, training: RowChoice | None, spark: SparkSession | None = None
     ) -> Recipe:
-        """Make the model for rows that are already written.
+        """Make the model for rows that are already written, and its loss; :meth:`_learn` adds the metrics.
 
         Args:
             dataset: dataset of all rows.
@@ -107,7 +86,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
         self._params_of_fit()._check_settings()
 
     def _params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that runs the fit; :meth:`_learn` makes its model once the rows are written."""
+        """Return the estimator that runs the fit, without a model: :meth:`_learn` makes that of the written rows."""
         params = TorchEstimator(
             optimizer=partial(
                 torch.optim.AdamW, lr=self.getLearningRate(), weight_decay=self.getWeightDecay()
@@ -120,8 +99,8 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
 
     def _learn(
         self, params: _TorchEstimatorParams, dataset: ParquetDataset, spark: SparkSession | None
-    ) -> _TorchEstimatorParams:
-        """Return the Params of a fit with the model that is made for the rows, its loss and metrics."""
+    ) -> Recipe:
+        """Return the model that is made for the rows, its loss and metrics."""
         training, _ = split_rows(params, dataset)
         recipe = self._make(dataset, training, spark)
         metrics = self.getOrDefault(self.metrics)
@@ -132,13 +111,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
                     "AUROC of more than two is computed by torchmetrics, if metrics=['auroc'] asks for it."
                 ).about("bestMetric", "metrics")
             metrics = [name for name in metrics if name != "auroc"]
-        return params.copy()._set(
-            model=recipe.network,
-            prepareFeatures=recipe.prepare,
-            loss=recipe.loss,
-            augment=recipe.augment,
-            metrics=metrics,
-        )
+        return replace(recipe, metrics=metrics_by_name(metrics))
 
     @abstractmethod
     def _feature_fault(self, column: Column) -> str:

@@ -20,13 +20,13 @@ from torch import nn
 from sparkdl.data import ParquetFeed
 from sparkdl.data.spark.columns import faults_error
 from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.params.base import OneOf, to_integers, to_strings
 from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
 from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import Entry, at_least, param, with_arguments
 from sparkdl.estimators.ready_made.estimator import (
     ReadyMadeEstimator,
-    Recipe,
     TorchClassificationModel,
     TorchRegressionModel,
 )

@@ -19,11 +19,12 @@ from torch import nn
 from sparkdl.data import ParquetFeed
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.params.base import OneOf
 from sparkdl.estimators.params.estimator import ClassArguments
 from sparkdl.estimators.params.inputs import HasFeatureColumns
 from sparkdl.estimators.params.table import at_least, check_of, optional, param, with_arguments
-from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, Recipe, TorchClassificationModel
+from sparkdl.estimators.ready_made.estimator import ReadyMadeEstimator, TorchClassificationModel
 from sparkdl.estimators.ready_made.params import (
     RATE_WITH_PRETRAINED,
     HasAdapters,

@@ -264,9 +264,7 @@ class TrainingState:
 
         checkpoint = commits.folder(self._number).newest(
             share=(rank, self._ranks.size()) if sharded else (0, 1),
-            on_all_ranks=partial(
-                call_on_all_ranks, group=torch.distributed.group.WORLD if sharded else None
-            ),
+            on_all_ranks=partial(call_on_all_ranks, group=torch.distributed.group.WORLD if sharded else None),
         )
         if checkpoint is None:
             return False

@@ -150,9 +150,10 @@ class ShardedCheckpoints(AbstractContextManager["ShardedCheckpoints"]):
         """Load the newest intact checkpoint, written in any layout. Collective.
 
         Before anything is overwritten, the files are compared with their checksums, and the model with the model of
-        the checkpoint. Damaged checkpoints are skipped with a warning, unless ``step`` asks for one. In the same layout, each rank continues with its own random state. In another layout, each rank
-        takes the random state of a rank that read the same share of the rows; ranks whose share did not exist are
-        seeded again.
+        the checkpoint. Damaged checkpoints are skipped with a warning, unless ``step`` asks for one.
+
+        In the same layout, each rank continues with its own random state. In another layout, each rank takes the random
+        state of a rank that read the same share of the rows; ranks whose share did not exist are seeded again.
 
         Args:
             module: this rank's part of the model, as for :meth:`save`; its tensors are overwritten in place.

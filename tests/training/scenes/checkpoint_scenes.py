@@ -211,9 +211,10 @@ def estimated_specs(dataset: ParquetDataset, folder: Path) -> list[TrainingSpec]
     ]
     specs = []
     for estimator in estimators:
-        params = estimator._learn(estimator._params_of_fit(), dataset, None)
+        params = estimator._params_of_fit()
+        inputs = prepare_fit(params, dataset, estimator._learn(params, dataset, None))
         plan = CheckpointPlan(url=str(folder / type(estimator).__name__), every_updates=1, num_kept=99)
-        specs.append(replace(prepare_fit(params, dataset).spec, checkpoints=plan))
+        specs.append(replace(inputs.spec, checkpoints=plan))
     return specs
 
 

@@ -33,7 +33,7 @@ def prepare(
     pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=rows_per_group)
     params = estimator._params_of_fit()
     dataset = scan_dataset(str(folder)).with_nulls(estimator._nulls())
-    inputs = prepare_fit(estimator._learn(params, dataset, None), dataset)
+    inputs = prepare_fit(params, dataset, estimator._learn(params, dataset, None))
     return inputs.spec, dataset, inputs.signature
 
 

@@ -30,7 +30,7 @@ def prepare(estimator, dataset):
     if faults := list(column_faults(params, columns)):
         raise faults_error(faults)
     dataset = dataset.with_nulls(estimator._nulls())
-    return prepare_fit(estimator._learn(params, dataset, None), dataset)
+    return prepare_fit(params, dataset, estimator._learn(params, dataset, None))
 
 
 def learn(estimator, dataset):

@@ -207,18 +207,19 @@ def test_params_reach_network_and_optimizer(dataset):
     params = {"hiddenSizes": [7], "dropout": 0.25, "learningRate": 0.5, "weightDecay": 0.125}
     estimator = TorchRegressor(featuresCol="vector", labelCol="age", **params)
     learning = estimator._params_of_fit()
-    learned = estimator._learn(learning, dataset, None)
-    assert not learning.isSet(learning.model), "what is learned is in the copy alone"
-    network = learned.getModel()
+    recipe = estimator._learn(learning, dataset, None)
+    assert not learning.isSet(learning.model), "what is learned is in the recipe alone"
+    network = recipe.model
     sizes = [getattr(layer, "out_features", None) or getattr(layer, "p", None) for layer in network.layers]
     assert sizes == [7, None, 0.25, 1]
-    optimizer = learned.getOptimizer()(network.parameters())
+    optimizer = learning.getOptimizer()(network.parameters())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.125)
     of_tables = {"hiddenSizes", "dropout", "weightDecay", "categoricalCols", "handleInvalid"}
-    logged = params_to_log(learned, dataset)
+    logged = params_to_log(learning, recipe, dataset)
     assert of_tables <= logged.keys()
     assert (logged["hiddenSizes"], logged["metrics"]) == ([7], "rmse, r2")
+    assert (logged["model"], logged["loss"]) == ("TabularNetwork", "StandardizedMSELoss")
 
 
 @pytest.mark.parametrize(

@@ -140,11 +140,11 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
 ):
     estimator = TextClassifier(featuresCol="text", labelCol="name", pretrained=pretrained)
     estimator._check_values()
-    params = estimator._learn(estimator._params_of_fit(), dataset, None)
+    params = estimator._params_of_fit()
     assert params.getOptimizer().keywords["lr"] == 5e-5
     assert params.getLearningRate() == 5e-5
     assert estimator.getLearningRate() == 1e-3
-    inputs = prepare_fit(params, dataset)
+    inputs = prepare_fit(params, dataset, estimator._learn(params, dataset, None))
     network = inputs.spec.model.model
     assert (network.score.out_features, network.score.weight.dtype) == (2, torch.float32)
     prepare = inputs.spec.inputs.prepare

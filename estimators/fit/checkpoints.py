@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.checkpoint.folder import DamagedCheckpointError
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.files.lease import SoleLease, hold_alone
 from sparkdl.errors import StoreError
 from sparkdl.foreign_errors import store_errors
+from sparkdl.launch import hold_place
 from sparkdl.model.architecture import join_module, split_module
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity, model_files_identity
@@ -25,12 +26,14 @@ from sparkdl.training.history import EpochRecord
 from sparkdl.training.spec import CheckpointPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch import nn
 
     from sparkdl.checkpoint.folder import Checkpoint
     from sparkdl.data import ParquetDataset
+    from sparkdl.data.files.lease import SoleLease
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.training.spec import TrainingSpec
 
@@ -56,10 +59,9 @@ class FinishedFit:
     model_epoch: int
 
 
-@contextmanager
 def hold_checkpoints(
     params: _TorchEstimatorParams, on_wait: Callable[[str], None]
-) -> Iterator[SoleLease | None]:
+) -> AbstractContextManager[SoleLease | None]:
     """Hold a fit's folder of checkpoints alone; None for no checkpoints.
 
     The folder is that of Param ``checkpointDir``; if it is not set and the fit may be restarted, a temporary folder in
@@ -74,23 +76,15 @@ def hold_checkpoints(
         StoreError: if the folder cannot be written.
     """
     url = params.getCheckpointDir()
-    if url is None and not params.getMaxRestarts():
-        yield None
-        return
-    if url is None:
-        with (
-            params.getStore().scratch_folder("checkpoints") as temporary,
-            hold_alone(temporary, on_wait) as lease,
-        ):
-            yield lease
-        return
-    store = Store(url)
-    try:
-        store.check_writable()
-    except StoreError as error:
-        raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
-    with hold_alone(store.url, on_wait) as lease:
-        yield lease
+    if url is not None:
+        store = Store(url)
+        try:
+            store.check_writable()
+        except StoreError as error:
+            raise StoreError(f"Param checkpointDir cannot be used. {error}") from error
+        url = store.url
+    temporary = partial(params.getStore().scratch_folder, "checkpoints") if params.getMaxRestarts() else None
+    return hold_place(url, temporary, on_wait)
 
 
 def with_checkpoints(spec: TrainingSpec, params: _TorchEstimatorParams, url: str | None) -> TrainingSpec:

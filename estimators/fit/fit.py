@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -51,7 +50,7 @@ from sparkdl.estimators.fit.tracking import (
 from sparkdl.estimators.params.base import check_param_map
 from sparkdl.estimators.params.training import num_readers
 from sparkdl.estimators.summary import TrainingSummary, describe_values
-from sparkdl.launch import Restarts, check_cluster, run_on_ranks, run_with_restarts
+from sparkdl.launch import Restarts, Start, check_cluster, run_on_ranks, run_with_restarts
 from sparkdl.model.architecture import count_parameters
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.spark.jobs import describe_progress, jobs_of, named_jobs
@@ -271,10 +270,9 @@ def _train(
     stored = store_spec(spec, weights)
     num_threads = params.getThreadsPerWorker() or threads_by_settings(spark)
     threads = in_threads(num_threads or task_cpus(spark))
-    lease_names = repeat("") if lease is None else lease.names()
-    elastic = _elastic_limits(params)
 
-    def run(num_ranks: int) -> FitOutcome:
+    def run(start: Start) -> FitOutcome:
+        num_ranks = start.num_ranks
         ranks = f"1 rank with {threads}" if num_ranks == 1 else f"{num_ranks} ranks with {threads} each"
         num_parameters, num_trained = count_parameters(spec.model)
         trained = "" if num_trained == num_parameters else f"{num_trained:,} of "
@@ -285,8 +283,7 @@ def _train(
                 has_gpu=params.getGpusPerWorker() > 0,
                 reports_progress=params.getHangTimeoutSeconds() is not None,
                 reports_load=tracking is not None,
-                # Ranks that were wrongly considered lost cannot write any more.
-                lease=next(lease_names) if elastic is None else "",
+                lease=start.lease,
                 planned_ranks=None if params.getGlobalBatchSize() is None else params.getNumWorkers(),
                 monitor=params.getMonitor(),
             ),
@@ -303,23 +300,22 @@ def _train(
             on_event=listener.handle_event,
             on_log=listener.log,
             on_wait=listener.progress.status,
-            elastic=elastic,
-            leases=lease_names,
+            **start.options,
         )
         return cast("FitOutcome", outcomes[0])
 
     with jobs_of("training"):
-        # Lost ranks of an elastic fit are started again one by one.
-        outcome = (
-            run(params.getNumWorkers())
-            if elastic
-            else run_with_restarts(
-                run,
-                Restarts(max_restarts=params.getMaxRestarts(), min_ranks=params.getMinWorkers()),
-                spark=spark,
-                num_ranks=params.getNumWorkers(),
-                where=lambda: newest_position(spec),
-            )
+        outcome = run_with_restarts(
+            run,
+            Restarts(
+                max_restarts=params.getMaxRestarts(),
+                min_ranks=params.getMinWorkers(),
+                elastic=_elastic_limits(params),
+            ),
+            lease=lease,
+            spark=spark,
+            num_ranks=params.getNumWorkers(),
+            where=lambda: newest_position(spec),
         )
     module = fetch_module(outcome.module, weights).eval()
     return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication

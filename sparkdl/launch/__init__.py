@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdl.launch.lines import AlikeLines
-from sparkdl.launch.restarts import Restarts, run_with_restarts
+from sparkdl.launch.restarts import Restarts, Start, hold_place, run_with_restarts
 from sparkdl.launch.slots import check_cluster, wait_for_slots
 from sparkdl.launch.spark_launch import run_on_ranks
 from sparkdl.lazy import attributes
@@ -36,8 +36,10 @@ __all__ = [
     "AlikeLines",
     "RankContext",
     "Restarts",
+    "Start",
     "active_session",
     "check_cluster",
+    "hold_place",
     "prepare_in_task",
     "run_on_local_ranks",
     "run_on_ranks",

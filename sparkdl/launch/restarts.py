@@ -1,4 +1,4 @@
-"""Restarts ranks after some of them were lost, with fewer ranks if slots are gone.
+"""Starts ranks until they succeed: again after some of them were lost, with fewer ranks if slots are gone.
 
 Only a loss leads to a restart: a process that was killed, an executor or a host that went away. Code that raised on a
 rank would raise again, so its exception is raised at once, unless retries were asked for.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count, repeat
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.errors import ClusterLostError, LinkLostError, ProcessesLostError, RankError, SlotsMissingError
 from sparkdl.launch.slots import wait_for_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
+
+    from sparkdl.data.files.lease import SoleLease
+    from sparkdl.launch.elastic.roster import ElasticLimits
 
 Result = TypeVar("Result")
 
@@ -39,6 +45,8 @@ class Restarts:
         start_timeout_s: seconds to wait for the slots of ``min_ranks`` ranks after a loss.
         what: word for what is restarted.
         advice: text that says what to do if too few slots are left.
+        elastic: limits of an elastic launch, whose lost ranks are started again one by one, without a restart of all;
+            None for ranks that start and end together.
     """
 
     max_restarts: int
@@ -47,22 +55,71 @@ class Restarts:
     start_timeout_s: float = 300.0
     what: str = "fit"
     advice: str = "Lower minWorkers, or fit again with the same checkpointDir when there are more."
+    elastic: ElasticLimits | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the ranks.
+
+    Attributes:
+        num_ranks: number of ranks.
+        number: number of starts before this one.
+        lease: name under which these ranks use the folder of their checkpoints; empty without one, and in an elastic
+            launch, in which each world gets its own.
+        options: arguments ``elastic`` and ``leases`` of the launch; empty for ranks that start and end together.
+    """
+
+    num_ranks: int
+    number: int = 0
+    lease: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def hold_place(
+    url: str | None,
+    temporary: Callable[[], AbstractContextManager[str]] | None,
+    on_wait: Callable[[str], None],
+    **words: str,
+) -> Iterator[SoleLease | None]:
+    """Hold alone the folder from which restarted ranks continue; None if there is none.
+
+    Args:
+        url: URL of the folder; None for a temporary one.
+        temporary: function that makes a folder which is removed at the end; None for no temporary folder.
+        on_wait: function that is called with a text if this process has to wait.
+        words: arguments ``user`` and ``setting`` of :func:`~sparkdl.data.files.lease.hold_alone`.
+
+    Raises:
+        CheckpointsInUseError: if another process uses the folder, or may have used it before the end of this one.
+        StoreError: if the folder cannot be written.
+    """
+    from sparkdl.data.files.lease import hold_alone  # on the driver only: ranks start faster without it
+
+    with ExitStack() as resources:
+        if url is None and temporary is not None:
+            url = resources.enter_context(temporary())
+        yield None if url is None else resources.enter_context(hold_alone(url, on_wait, **words))
 
 
 def run_with_restarts(
-    run: Callable[[int], Result],
+    run: Callable[[Start], Result],
     restarts: Restarts,
     *,
+    lease: SoleLease | None = None,
     spark: SparkSession | None,
     num_ranks: int,
     where: Callable[[], str],
     resources: ResourceProfile | None = None,
 ) -> Result:
-    """Call ``run(num_ranks)``, again if ranks are lost, and return its value.
+    """Call ``run`` with a start of the ranks, again if ranks are lost, and return its value.
 
     Args:
-        run: function that runs the given number of ranks, from the last checkpoint or commit on.
+        run: function that runs the ranks of a start, from the last checkpoint or commit on.
         restarts: limits of the restarts.
+        lease: the driver's lease of the folder of checkpoints, whose name changes with each start, so that ranks that
+            were wrongly considered lost cannot write any more; None if there is no folder.
         spark: session whose slots the ranks take; None for ranks on this machine, which need no slots.
         num_ranks: wanted number of ranks.
         where: function that returns a description of where the ranks continue.
@@ -74,7 +131,10 @@ def run_with_restarts(
         SlotsMissingError: if the first call has too few slots, or fewer than ``min_ranks`` are left after a loss. With
             more slots left, a call that has too few is repeated with one rank less, as part of the same restart.
     """
-    ranks = num_ranks
+    leases = repeat("") if lease is None else lease.names()
+    if restarts.elastic is not None:
+        return run(Start(num_ranks, options={"elastic": restarts.elastic, "leases": leases}))
+    ranks, numbers = num_ranks, count()
     num_restarts = num_retries = 0
     lost: ProcessesLostError | None = None
 
@@ -86,7 +146,7 @@ def run_with_restarts(
 
     while True:
         try:
-            return run(ranks)
+            return run(Start(ranks, next(numbers), next(leases)))
         except ClusterLostError:
             raise  # no application is left that could start ranks
         except SlotsMissingError as error:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
-from itertools import repeat
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,9 +15,16 @@ from sparkdl.checkpoint.commit_place import SETTING, USER, CommitPlace
 from sparkdl.checks import check_counts
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url
-from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import LaunchError, ParamError, did_you_mean
-from sparkdl.launch import Restarts, active_session, run_on_local_ranks, run_on_ranks, run_with_restarts
+from sparkdl.launch import (
+    Restarts,
+    Start,
+    active_session,
+    hold_place,
+    run_on_local_ranks,
+    run_on_ranks,
+    run_with_restarts,
+)
 from sparkdl.launch.elastic.roster import MAX_RESTARTS, ElasticLimits
 from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_rank
 from sparkdl.runner.rank_logging import OnLine, level_number, line_reader
@@ -182,38 +188,33 @@ class Runner:
                 sees_gpus_of_host=sees_gpus_of_host,
                 log_level=log_level,
                 operation_timeout_s=self.operation_timeout_s,
-                commits=None if lease is None else CommitPlace(lease.url, lease.name),
                 init_torch=self.init_torch,
                 max_restarts=self.max_restarts + self.max_retries,
                 monitor=self.monitor,
             )
-            start = partial(
-                self._starter(session),
+            launch = partial(
+                self._launcher(session),
                 on_log=line_reader(self.on_log, only_for_driver=only_for_driver),
                 on_event=board and (lambda _, event: board.handle(event)),
                 silence_timeout_s=silence_timeout_s,
             )
-            attempts = _attempts_of(setup, lease)
-            if self.elastic:
-                start = partial(
-                    start,
-                    elastic=self._elastic_limits(),
-                    leases=repeat("") if lease is None else lease.names(),
-                )
-            returned: list[Returned]
+
+            def run(start: Start) -> list[Returned]:
+                commits = None if lease is None else CommitPlace(lease.url, start.lease)
+                of_start = replace(setup, restart_count=start.number, commits=commits)
+                return launch(run_on_rank, of_start, call, num_ranks=start.num_ranks, **start.options)
+
             with jobs_of(f"run {name_of(train)}"):
-                # Lost ranks of an elastic run are started again one by one.
-                returned = (
-                    start(run_on_rank, setup, call, num_ranks=self.num_workers)
-                    if self.elastic
-                    else run_with_restarts(
-                        lambda num_ranks: start(run_on_rank, next(attempts), call, num_ranks=num_ranks),
-                        self._restarts(),
-                        spark=session,
-                        num_ranks=self.num_workers,
-                        where=lambda: "the beginning" if setup.commits is None else setup.commits.position(),
-                        resources=self.resources,
-                    )
+                returned = run_with_restarts(
+                    run,
+                    self._restarts(),
+                    lease=lease,
+                    spark=session,
+                    num_ranks=self.num_workers,
+                    where=lambda: (
+                        "the beginning" if lease is None else CommitPlace(lease.url, lease.name).position()
+                    ),
+                    resources=self.resources,
                 )
         if len(returned) > 1 and not any(outcome is None or outcome.has_met for outcome in returned):
             logger.warning(
@@ -225,8 +226,7 @@ class Runner:
             )
         return [None if outcome is None else outcome.value for outcome in returned]
 
-    @contextmanager
-    def _hold_commits(self, *, is_local: bool) -> Iterator[SoleLease | None]:
+    def _hold_commits(self, *, is_local: bool) -> AbstractContextManager[SoleLease | None]:
         """Hold the folder for the commits of this run alone: ``checkpoint_dir``, or one that is removed at the end.
 
         Without ``checkpoint_dir``, and if ranks are not restarted, there is none.
@@ -238,21 +238,21 @@ class Runner:
             StoreError: if the folder cannot be written.
             CheckpointsInUseError: if another run uses the folder.
         """
-        with ExitStack() as resources:
-            if self.checkpoint_dir is not None:
-                url = absolute_url(self.checkpoint_dir)
-            elif not (self.max_restarts or self.max_retries):
-                yield None
-                return
-            elif is_local:
-                url = resources.enter_context(
-                    TemporaryDirectory(prefix="sparkdl-commits-", ignore_cleanup_errors=True)
-                )
-            else:
-                url = resources.enter_context(Store.default().scratch_folder("commits"))
-            yield resources.enter_context(hold_alone(url, logger.warning, user=USER, setting=SETTING))
 
-    def _starter(self, session: SparkSession | None) -> Callable[..., list[Any]]:
+        def temporary() -> AbstractContextManager[str]:
+            if is_local:
+                return TemporaryDirectory(prefix="sparkdl-commits-", ignore_cleanup_errors=True)
+            return Store.default().scratch_folder("commits")
+
+        return hold_place(
+            None if self.checkpoint_dir is None else absolute_url(self.checkpoint_dir),
+            temporary if self.max_restarts or self.max_retries else None,
+            logger.warning,
+            user=USER,
+            setting=SETTING,
+        )
+
+    def _launcher(self, session: SparkSession | None) -> Callable[..., list[Any]]:
         """The function that starts ranks."""
         start: Callable[..., list[Any]] = run_on_local_ranks
         if session is not None:
@@ -280,6 +280,7 @@ class Runner:
             start_timeout_s=self.start_timeout_s,
             what="run",
             advice="Lower min_workers, or run again when there are more.",
+            elastic=self._elastic_limits() if self.elastic else None,
         )
 
     def _elastic_limits(self) -> ElasticLimits:
@@ -331,15 +332,6 @@ class Runner:
                 f"max_workers={self.max_workers} must be at least num_workers={self.num_workers}, and needs "
                 "elastic=True."
             )
-
-
-def _attempts_of(setup: RankSetup, lease: SoleLease | None) -> Iterator[RankSetup]:
-    """Yield the setups of the successive starts of the ranks."""
-    while True:
-        yield setup
-        setup = replace(setup, restart_count=setup.restart_count + 1)
-        if lease is not None:  # ranks that were wrongly considered lost cannot write any more
-            setup = replace(setup, commits=CommitPlace(lease.url, lease.change_name()))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

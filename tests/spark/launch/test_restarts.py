@@ -23,7 +23,7 @@ from sparkdl.errors import (
     TrainingError,
 )
 from sparkdl.estimators import Callback
-from sparkdl.launch import Restarts, run_with_restarts
+from sparkdl.launch import Restarts, Start, run_with_restarts
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from tests.spark.estimators.estimator_examples import (
     LossThatHangsRankOneOnce,
@@ -257,9 +257,9 @@ def test_exception_of_the_users_code_is_not_restarted_and_is_raised_although_its
 def test_a_restart_takes_the_slots_that_are_left_but_no_fewer_than_min_workers(spark, caplog):
     tried = []
 
-    def lose_three(num_ranks: int) -> str:
-        tried.append(num_ranks)
-        if num_ranks == 3:
+    def lose_three(start: Start) -> str:
+        tried.append(start.num_ranks)
+        if start.num_ranks == 3:
             raise RankDiedError("Rank 2 on there was lost", rank=2, host="there")
         return "trained"
 

@@ -13,7 +13,7 @@ from sparkdl.errors import (
     RankError,
     SlotsMissingError,
 )
-from sparkdl.launch import Restarts, run_with_restarts
+from sparkdl.launch import Restarts, Start, run_with_restarts
 
 LOST = RankDiedError("Rank 1 on there was lost.\nits last line", rank=1, host="there")
 RAISED = RankError("Rank 0 on here failed: ValueError", rank=0, host="here")
@@ -23,8 +23,9 @@ def run_through(endings, restarts: Restarts) -> list[int]:
     """Run calls that end as given, without Spark; return the number of ranks of each call."""
     tried = []
 
-    def run(num_ranks: int) -> list[int]:
-        tried.append(num_ranks)
+    def run(start: Start) -> list[int]:
+        assert start.number == len(tried)
+        tried.append(start.num_ranks)
         ending = endings[len(tried) - 1] if len(tried) <= len(endings) else None
         if ending is not None:
             raise ending

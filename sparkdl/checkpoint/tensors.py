@@ -41,6 +41,7 @@ from sparkdl.checkpoint.folder import (
 )
 from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
+from sparkdl.collective.byte_exchange import agree
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError, ParamError, SparkdlError, listed
 from sparkdl.foreign_errors import store_error
@@ -359,17 +360,13 @@ def call_on_all_ranks(work: Callable[[], Result], group: dist.ProcessGroup | Non
     """
     if group is None:
         return [work()]
-    outcome: tuple[Result | None, Exception | None]
-    try:
-        outcome = work(), None
-    except Exception as error:
-        outcome = None, error
-    outcomes: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(outcomes, outcome, group=group)
-    for _, failure in outcomes:
-        if failure is not None:
-            raise failure
-    return [result for result, _ in outcomes]
+
+    def exchange(outcome: Any) -> list[Any]:
+        outcomes: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(outcomes, outcome, group=group)
+        return outcomes
+
+    return agree(exchange, work, lambda failures: failures[min(failures)], describe=lambda error: error)
 
 
 def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequence[Any]) -> None:

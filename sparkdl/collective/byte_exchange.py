@@ -1,13 +1,20 @@
-"""Broadcast, gather and allgather of byte strings of any length over a communicator."""
+"""Broadcast, gather and allgather of byte strings of any length over a communicator, and agreement on an outcome."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from sparkdl.errors import CommunicatorError
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from sparkdl.collective.communicator import Communicator
+
+Result = TypeVar("Result")
 
 _Sizes = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -52,6 +59,59 @@ def allgather_bytes(
         np.frombuffer(value, np.uint8), out, counts=sizes.tolist(), name=name, timeout_s=timeout_s
     )
     return _cut(out, sizes)
+
+
+def allgather_json(
+    communicator: Communicator, value: Any, *, name: str = "", timeout_s: float | None = None
+) -> list[Any]:
+    """Return the values of all ranks, of types of JSON, in order of rank, on every rank; collective."""
+    texts = allgather_bytes(communicator, json.dumps(value).encode(), name=name, timeout_s=timeout_s)
+    return [json.loads(text) for text in texts]
+
+
+def name_error(error: Exception) -> list[str]:
+    """Return the name of an error's class, and its text."""
+    return [type(error).__name__, str(error)]
+
+
+def agree(
+    exchange: Callable[[tuple[Any, Any]], list[Any]],
+    work: Callable[[], Result],
+    explain: Callable[[Mapping[int, Any]], Exception],
+    *,
+    of: type[Exception] | tuple[type[Exception], ...] = Exception,
+    describe: Callable[[Exception], Any] = name_error,
+    raises_own: bool = False,
+) -> list[Result]:
+    """Call ``work`` on every rank and return all results; if it fails on a rank, all ranks raise an error. Collective.
+
+    Args:
+        exchange: collective function that returns the values of all ranks, in order of rank, on every rank.
+        work: function whose result ``exchange`` can send.
+        explain: function that returns the error to raise, from the descriptions of the errors by their ranks.
+        of: classes of the errors that are exchanged; others are raised on this rank alone.
+        describe: function that returns a description of an error that ``exchange`` can send.
+        raises_own: whether a rank on which ``work`` failed raises its own error in place of the explained one.
+
+    Raises:
+        Exception: the error of ``explain``, with this rank's own as its cause if there is one.
+    """
+    result, failure, description = None, None, None
+    try:
+        result = work()
+    except of as error:
+        failure, description = error, describe(error)
+    try:
+        outcomes = exchange((result, description))
+    except CommunicatorError:
+        if failure is None or not raises_own:
+            raise
+    if failure is not None and raises_own:
+        raise failure
+    failures = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
+    if failures:
+        raise explain(failures) from failure
+    return [value for value, _ in outcomes]
 
 
 def _gather_sizes(communicator: Communicator, value: bytes, name: str, timeout_s: float | None) -> _Sizes:

@@ -9,14 +9,17 @@ SIGBUS later.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import shutil
 import socket
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import AuthenticationError, CommunicatorError
+from sparkdl.collective.byte_exchange import agree
+from sparkdl.errors import AuthenticationError, CommunicatorError, SparkdlError
 from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.rendezvous.dialing import connect_unix
 from sparkdl.rendezvous.hosts import FOLDER, nameless_file
@@ -24,12 +27,12 @@ from sparkdl.rendezvous.listener import AuthenticatedListener
 from sparkdl.rendezvous.store import Rendezvous, all_gather_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sparkdl.topology import Topology
 
 _PURPOSE = b"sparkdl segment"
 _BACKLOG = 1024
-_REFUSED = "refused"
-"""Published in place of a name if the handshake with the rank that created the segment failed."""
 
 
 class SegmentError(CommunicatorError):
@@ -66,71 +69,62 @@ def open_segment(
     """
     deadline = Deadline(timeout_s)
     leads = topology.local_size > 1 and topology.local_rank == 0
-    fd, failure = _make(num_bytes) if leads else (-1, "")
-    is_refused = False
+    fds: list[int] = []
+
+    def exchange(key: str, outcome: Any) -> list[Any]:
+        answers = all_gather_bytes(
+            rendezvous,
+            key=key,
+            rank=topology.rank,
+            world_size=topology.world_size,
+            value=json.dumps(outcome).encode(),
+            timeout_s=deadline.remaining_s(),
+        )
+        return [json.loads(answer) for answer in answers]
+
+    def make() -> str:
+        if not leads:
+            return ""
+        fds.append(_make(num_bytes))
+        return _offer(fds[0], secret, stack)
+
+    def receive() -> None:
+        if topology.local_size > 1 and not leads:
+            fds.append(_receive(names[topology.local_ranks[0]], secret, deadline))
+
+    explain, failing = partial(_failure_of, topology), (CommunicatorError, AuthenticationError)
     try:
         with ExitStack() as stack:
-            name = ""
-            if fd >= 0:
-                try:
-                    name = _offer(fd, secret, stack)
-                except OSError as error:
-                    failure = f"cannot offer the segment to the other ranks of this host: {error}"
-            names = _exchange(rendezvous, topology, deadline, key="segment/made", name=name, failure=failure)
-            if topology.local_size > 1 and not leads:
-                try:
-                    fd, failure = _receive(names[topology.local_ranks[0]], secret, deadline)
-                except AuthenticationError as error:
-                    failure, is_refused = str(error), True
-            _exchange(
-                rendezvous,
-                topology,
-                deadline,
-                key="segment/opened",
-                name=_REFUSED if is_refused else "",
-                failure=failure,
-            )
+            names = agree(partial(exchange, "segment/made"), make, explain, of=failing)
+            agree(partial(exchange, "segment/opened"), receive, explain, of=failing)
     except BaseException:
-        if fd >= 0:
+        for fd in fds:
             os.close(fd)
         raise
-    return fd
+    return fds[0] if fds else -1
 
 
-def _exchange(
-    rendezvous: Rendezvous, topology: Topology, deadline: Deadline, *, key: str, name: str, failure: str
-) -> list[str]:
-    answers = all_gather_bytes(
-        rendezvous,
-        key=key,
-        rank=topology.rank,
-        world_size=topology.world_size,
-        value=f"{name}\n{failure}".encode(),
-        timeout_s=deadline.remaining_s(),
-    )
-    names, failures = zip(*(answer.decode().split("\n", 1) for answer in answers), strict=True)
-    failed = {rank: text for rank, text in enumerate(failures) if text}
-    refused = [rank for rank in failed if names[rank] == _REFUSED]
+def _failure_of(topology: Topology, failures: Mapping[int, Any]) -> SparkdlError:
+    """Return the error of the lowest rank whose secret differs, or else of the lowest rank that failed."""
+    refused = [rank for rank, (kind, _) in failures.items() if kind == AuthenticationError.__name__]
+    rank = min(refused or failures)
+    text = f"rank {rank}: {failures[rank][1]}"
     if refused:
-        raise AuthenticationError(f"rank {refused[0]}: {failed[refused[0]]}")
-    if failed:
-        rank = min(failed)
-        hosts = frozenset(topology.host_of_rank[rank] for rank in failed)
-        raise SegmentError(f"rank {rank}: {failed[rank]}", hosts=hosts)
-    return list(names)
+        return AuthenticationError(text)
+    return SegmentError(text, hosts=frozenset(topology.host_of_rank[rank] for rank in failures))
 
 
-def _make(num_bytes: int) -> tuple[int, str]:
+def _make(num_bytes: int) -> int:
     try:
         fd = nameless_file()
     except OSError as error:
-        return -1, f"cannot make a file in {FOLDER}: {error}"
+        raise CommunicatorError(f"cannot make a file in {FOLDER}: {error}") from error
     try:
         os.posix_fallocate(fd, 0, num_bytes)
     except OSError as error:
         os.close(fd)
-        return -1, _explain(num_bytes, error)
-    return fd, ""
+        raise CommunicatorError(_explain(num_bytes, error)) from error
+    return fd
 
 
 def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
@@ -141,14 +135,21 @@ def _offer(fd: int, secret: bytes, stack: ExitStack) -> str:
         with connection:
             socket.send_fds(connection, [b"\0"], [fd])
 
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(f"\0{name}")
-        sock.listen(_BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    stack.enter_context(AuthenticatedListener(secret, purpose=_PURPOSE, sockets=[sock], on_connection=give))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(f"\0{name}")
+            sock.listen(_BACKLOG)
+        except OSError:
+            sock.close()
+            raise
+        stack.enter_context(
+            AuthenticatedListener(secret, purpose=_PURPOSE, sockets=[sock], on_connection=give)
+        )
+    except OSError as error:
+        raise CommunicatorError(
+            f"cannot offer the segment to the other ranks of this host: {error}"
+        ) from error
     return name
 
 
@@ -163,7 +164,7 @@ def _explain(num_bytes: int, error: OSError) -> str:
     )
 
 
-def _receive(name: str, secret: bytes, deadline: Deadline) -> tuple[int, str]:
+def _receive(name: str, secret: bytes, deadline: Deadline) -> int:
     try:
         with connect_unix(name, secret, purpose=_PURPOSE, timeout_s=deadline.remaining_s()) as sock:
             sock.settimeout(max(deadline.remaining_s(), 1e-3))
@@ -171,7 +172,7 @@ def _receive(name: str, secret: bytes, deadline: Deadline) -> tuple[int, str]:
     except AuthenticationError:
         raise
     except OSError as error:
-        return -1, f"cannot get the segment of this host: {error}"
+        raise CommunicatorError(f"cannot get the segment of this host: {error}") from error
     if not fds:
-        return -1, "cannot get the segment of this host: its descriptor did not arrive"
-    return fds[0], ""
+        raise CommunicatorError("cannot get the segment of this host: its descriptor did not arrive")
+    return fds[0]

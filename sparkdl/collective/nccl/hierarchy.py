@@ -7,11 +7,10 @@ hosts, the ranks with higher local ranks carry no part.
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.byte_exchange import allgather_bytes
+from sparkdl.collective.byte_exchange import agree, allgather_json
 from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.collective.watch import Watch
 from sparkdl.errors import CommunicatorError, SparkdlError
@@ -19,7 +18,7 @@ from sparkdl.rendezvous.deadline import Deadline
 from sparkdl.topology import name_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sparkdl.collective.communicator import Communicator
     from sparkdl.collective.nccl.group import NcclGroup
@@ -155,30 +154,33 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
         if topology.local_rank < min(map(len, topology.ranks_by_host)):
             across = all_ranks.split(topology.cross_ranks, "across")
             opened.callback(across.close)
-        inside, failure = None, None
-        try:
-            inside = open_nccl_group(local, gpu=gpu, timeout_s=deadline.timeout_s)
-            opened.callback(inside.close)
-        except SparkdlError as error:
-            failure = error
-        takes_device_memory = across is None or across.takes_device_memory
-        outcome = {"failure": str(failure or ""), "takes_device_memory": takes_device_memory}
-        texts = allgather_bytes(
-            all_ranks,
-            json.dumps(outcome).encode(),
-            name="NCCL inside hosts",
-            timeout_s=deadline.remaining_s() + _OUTCOME_S,
+        insides: list[NcclGroup] = []
+
+        def open_inside() -> bool:
+            """Open NCCL on this host, and return whether this rank takes device memory across hosts."""
+            insides.append(open_nccl_group(local, gpu=gpu, timeout_s=deadline.timeout_s))
+            opened.callback(insides[0].close)
+            return across is None or across.takes_device_memory
+
+        def explain(failures: Mapping[int, Any]) -> CommunicatorError:
+            texts = [
+                f"on that of {name_ranks(ranks)}: {failures[failed[0]][1]}"
+                for ranks in topology.ranks_by_host
+                if (failed := [rank for rank in ranks if rank in failures])
+            ]
+            return CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(texts)}")
+
+        take_device_memory = agree(
+            lambda outcome: allgather_json(
+                all_ranks,
+                outcome,
+                name="NCCL inside hosts",
+                timeout_s=deadline.remaining_s() + _OUTCOME_S,
+            ),
+            open_inside,
+            explain,
+            of=SparkdlError,
+            raises_own=True,
         )
-        published: list[dict[str, Any]] = [json.loads(text) for text in texts]
-        if failure is not None:
-            raise failure
-        failures = [
-            f"on that of {name_ranks(ranks)}: {published[ranks[0]]['failure']}"
-            for ranks in topology.ranks_by_host
-            if published[ranks[0]]["failure"]
-        ]
-        if inside is None or failures:
-            raise CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(failures)}")
         opened.pop_all()
-        takes_device_memory = all(ranks["takes_device_memory"] for ranks in published)
-        return Hierarchy(all_ranks, inside, across, takes_device_memory=takes_device_memory)
+        return Hierarchy(all_ranks, insides[0], across, takes_device_memory=all(take_device_memory))

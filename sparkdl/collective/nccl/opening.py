@@ -6,16 +6,15 @@ This module finds the library; ``sparkdl._native.NcclLibrary`` opens it, and lis
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import _native
 from sparkdl._native import NcclCommunicator
-from sparkdl.collective.byte_exchange import allgather_bytes, broadcast_bytes
+from sparkdl.collective.byte_exchange import agree, allgather_json
 from sparkdl.collective.nccl.group import NcclGroup
 from sparkdl.errors import (
     CommunicatorError,
@@ -115,27 +114,45 @@ def open_nccl_group(
     """
     timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
     deadline = Deadline(timeout_s)
-    loaded, facts = _look_at_own(gpu)
-    published = allgather_bytes(
-        communicator, json.dumps(facts).encode(), name="GPUs for NCCL", timeout_s=deadline.remaining_s()
+    _check_ranks(
+        agree(
+            lambda outcome: allgather_json(
+                communicator, outcome, name="GPUs for NCCL", timeout_s=deadline.remaining_s()
+            ),
+            partial(_look_at_own, gpu),
+            _finding_error,
+            of=(SparkdlError, ValueError),
+        )
     )
-    _check_ranks([json.loads(text) for text in published])
-    assert loaded is not None, "a rank without NCCL has been refused"
-    unique_id = _share_unique_id(communicator, loaded, max(_LOOK_S, deadline.remaining_s()))
+    library = load_nccl()
+    timeout_of_id_s = max(_LOOK_S, deadline.remaining_s())
+    unique_id, *_ = agree(
+        partial(allgather_json, communicator, name="id of NCCL", timeout_s=timeout_of_id_s),
+        lambda: library.unique_id().hex() if communicator.rank == 0 else "",
+        lambda failures: CommunicatorError(name_groups(_texts(failures))),
+        of=CommunicatorError,
+    )
     name = f"{communicator.name}/nccl"
-    core, failure = _begin(communicator, loaded, unique_id, gpu, name, deadline)
-    outcomes = allgather_bytes(
-        communicator,
-        failure.encode(),
-        name="outcomes of NCCL",
-        timeout_s=deadline.remaining_s() + _OUTCOME_S,
-    )
-    failures = [outcome.decode() for outcome in outcomes]
-    if core is None or any(failures):
-        if core is not None:
+    opened: list[NcclCommunicator] = []
+    try:
+        agree(
+            lambda outcome: allgather_json(
+                communicator,
+                outcome,
+                name="outcomes of NCCL",
+                timeout_s=deadline.remaining_s() + _OUTCOME_S,
+            ),
+            lambda: opened.append(
+                _begin(communicator, library, bytes.fromhex(unique_id), gpu, name, deadline)
+            ),
+            partial(_opening_error, timeout_s=timeout_s),
+            of=CommunicatorError,
+        )
+    except BaseException:
+        for core in opened:
             core.abort("another rank could not open it")
-        raise _opening_error(failures, timeout_s)
-    return NcclGroup(core, communicator, gpu=gpu, name=name, timeout_s=timeout_s)
+        raise
+    return NcclGroup(opened[0], communicator, gpu=gpu, name=name, timeout_s=timeout_s)
 
 
 def may_share_gpus() -> bool:
@@ -152,14 +169,25 @@ def find_shared_gpus(gpus: Sequence[str]) -> dict[str, list[int]]:
     return {gpu: ranks for gpu, ranks in group_ranks(enumerate(gpus)).items() if len(ranks) > 1}
 
 
-def _look_at_own(gpu: int) -> tuple[NcclLibrary | None, dict[str, Any]]:
-    """Return this rank's library, and what to publish about it and the GPU; on failure None, and the error."""
-    try:
-        loaded = load_nccl()
-        uuid, bus_id = loaded.gpu_id(gpu)
-    except (SparkdlError, ValueError) as error:
-        return None, {"kind": type(error).__name__, "error": str(error)}
-    return loaded, {
+def shared_gpus_error(shared: Mapping[str, Sequence[int]], what: str, advice: str) -> ParamError:
+    """Return the error for ranks that share GPUs where they may not.
+
+    Args:
+        shared: ranks that share a GPU, by the name of the GPU.
+        what: what needs a GPU for every rank.
+        advice: alternative to a GPU for every rank, and further sentences.
+    """
+    who = "; ".join(f"{name_ranks(ranks)} share {gpu}" for gpu, ranks in shared.items())
+    return ParamError(
+        f"{what} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or {advice}"
+    )
+
+
+def _look_at_own(gpu: int) -> dict[str, Any]:
+    """Return what to publish about this rank's library and GPU."""
+    loaded = load_nccl()
+    uuid, bus_id = loaded.gpu_id(gpu)
+    return {
         "version": loaded.version,
         "path": loaded.path,
         "gpu": uuid,
@@ -168,15 +196,18 @@ def _look_at_own(gpu: int) -> tuple[NcclLibrary | None, dict[str, Any]]:
     }
 
 
+def _texts(failures: Mapping[int, Any]) -> list[tuple[int, str]]:
+    return [(rank, text) for rank, (_, text) in failures.items()]
+
+
+def _finding_error(failures: Mapping[int, Any]) -> SparkdlError:
+    """Return the error for ranks that have no NCCL, or not the GPU that they asked for."""
+    is_unavailable = {kind for kind, _ in failures.values()} == {TransportUnavailableError.__name__}
+    return (TransportUnavailableError if is_unavailable else ParamError)(name_groups(_texts(failures)))
+
+
 def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raise the same error on all ranks unless NCCL can be opened over them."""
-    errors = {rank: published["error"] for rank, published in enumerate(ranks) if "error" in published}
-    if errors:
-        kinds = {published.get("kind") for published in ranks} - {None}
-        text = name_groups(errors.items())
-        if kinds == {TransportUnavailableError.__name__}:
-            raise TransportUnavailableError(text)
-        raise ParamError(text)
     versions = sorted({published["version"] for published in ranks})
     if len(versions) > 1:
         text = name_groups(
@@ -186,30 +217,12 @@ def _check_ranks(ranks: Sequence[Mapping[str, Any]]) -> None:
     shared = find_shared_gpus([published["gpu"] for published in ranks])
     version = tuple(int(part) for part in versions[0].split("."))
     if shared and not (version >= _SHARING_SINCE and all(published["may_share"] for published in ranks)):
-        who = "; ".join(f"{name_ranks(members)} share {gpu}" for gpu, members in shared.items())
-        raise ParamError(
-            f"NCCL needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or let them communicate"
-            f" through host memory. NCCL 2.30 and later can run several ranks on one GPU if {SHARING_VARIABLE}=1 on all"
-            f" ranks; this is NCCL {versions[0]}."
+        raise shared_gpus_error(
+            shared,
+            "NCCL",
+            "let them communicate through host memory. NCCL 2.30 and later can run several ranks on one GPU if"
+            f" {SHARING_VARIABLE}=1 on all ranks; this is NCCL {versions[0]}.",
         )
-
-
-def _share_unique_id(communicator: Communicator, library: NcclLibrary, timeout_s: float) -> bytes:
-    """Return the id that rank 0 creates; if that fails, raise its error on all ranks."""
-    published: dict[str, str] = {}
-    if communicator.rank == 0:
-        try:
-            published = {"id": library.unique_id().hex()}
-        except CommunicatorError as error:
-            published = {"error": str(error)}
-    published = json.loads(
-        broadcast_bytes(
-            communicator, json.dumps(published).encode(), root=0, name="id of NCCL", timeout_s=timeout_s
-        )
-    )
-    if "error" in published:
-        raise CommunicatorError(f"rank 0: {published['error']}")
-    return bytes.fromhex(published["id"])
 
 
 def _begin(
@@ -219,14 +232,16 @@ def _begin(
     gpu: int,
     name: str,
     deadline: Deadline,
-) -> tuple[NcclCommunicator | None, str]:
-    """Open NCCL on this rank; return the open communicator, or None and the error.
+) -> NcclCommunicator:
+    """Open NCCL on this rank.
 
     NCCL waits for all ranks. A rank that fails notifies the others through the rendezvous, so that they need not wait.
+
+    Raises:
+        CommunicatorError: if it could not be opened.
     """
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
     news = communicator.rendezvous.view(f"nccl/{name}/{count}")
-    core = None
     try:
         core = NcclCommunicator(
             library=library,
@@ -238,30 +253,30 @@ def _begin(
             timeout_s=deadline.timeout_s,
         )
         while not core.wait_ready(min(_LOOK_S, deadline.remaining_s())):
-            if news.check(["failed"]):
-                core.abort("another rank failed")
-                return None, _GAVE_UP
-            if communicator.failure is not None:
-                core.abort(communicator.failure)
-                return None, communicator.failure
-            if deadline.expired:
-                core.abort("not open in time")
-                return None, _TOO_LATE
+            reason = _GAVE_UP if news.check(["failed"]) else communicator.failure
+            if reason is None and deadline.expired:
+                reason = _TOO_LATE
+            if reason is not None:
+                break
+        else:
+            return core
     except CommunicatorError as error:
         news.set("failed", str(error).encode())
-        return None, str(error)
-    return core, ""
+        raise
+    core.abort(reason)
+    raise CommunicatorError(reason)
 
 
 _GAVE_UP = "gave up because another rank failed"
 _TOO_LATE = "was still waiting for NCCL"
 
 
-def _opening_error(failures: Sequence[str], timeout_s: float) -> CommunicatorError:
-    causes = {rank: text for rank, text in enumerate(failures) if text and text not in (_GAVE_UP, _TOO_LATE)}
+def _opening_error(failures: Mapping[int, Any], timeout_s: float) -> CommunicatorError:
+    texts = _texts(failures)
+    causes = [(rank, text) for rank, text in texts if text not in (_GAVE_UP, _TOO_LATE)]
     if causes:
-        return CommunicatorError(name_groups(causes.items()))
-    late = [rank for rank, text in enumerate(failures) if text == _TOO_LATE]
+        return CommunicatorError(name_groups(causes))
+    late = [rank for rank, text in texts if text == _TOO_LATE]
     return CommunicatorTimeoutError(
         f"NCCL did not open within {timeout_s:g} s: {name_ranks(late)} still waited for it. Run with NCCL_DEBUG=INFO to"
         " see at what; often a network interface that the hosts cannot reach, to be named in NCCL_SOCKET_IFNAME."

@@ -11,16 +11,16 @@ exchange the counts; from then on a filtered dataset is sharded like any other. 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl import errors
-from sparkdl.errors import CommunicatorError, DataError
+from sparkdl.errors import DataError
 from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
@@ -277,28 +277,24 @@ def count_rows(
     """
     if communicator is None or communicator.world_size == 1:
         return tuple(count(range(num_row_groups)))
-    from sparkdl.collective.byte_exchange import allgather_bytes
+    from sparkdl.collective.byte_exchange import agree, allgather_json
 
-    failure: Exception | None = None
-    try:
-        counted = list(count(range(communicator.rank, num_row_groups, communicator.world_size)))
-        report: dict[str, Any] = {"counts": counted}
-    except Exception as error:
-        failure = error
-        report = {"error": [type(error).__name__, str(error)]}
-    try:
-        reports = allgather_bytes(communicator, json.dumps(report).encode(), name="numbers of rows")
-    except CommunicatorError:
-        if failure is None:
-            raise
-    if failure is not None:
-        raise failure
+    rank, world_size = communicator.rank, communicator.world_size
+
+    def explain(failures: Mapping[int, Any]) -> DataError:
+        first = min(failures)
+        kind, text = failures[first]
+        known = getattr(errors, kind, None)
+        kept = known if isinstance(known, type) and issubclass(known, DataError) else DataError
+        return kept(f"The rows that pass the filter could not be counted on rank {first}: {text}")
+
     counts = [0] * num_row_groups
-    for rank, content in enumerate(map(json.loads, reports)):
-        if "error" in content:
-            kind, text = content["error"]
-            known = getattr(errors, kind, None)
-            kept = known if isinstance(known, type) and issubclass(known, DataError) else DataError
-            raise kept(f"The rows that pass the filter could not be counted on rank {rank}: {text}")
-        counts[rank :: communicator.world_size] = content["counts"]
+    counted = agree(
+        partial(allgather_json, communicator, name="numbers of rows"),
+        lambda: list(count(range(rank, num_row_groups, world_size))),
+        explain,
+        raises_own=True,
+    )
+    for start, counts_of_rank in enumerate(counted):
+        counts[start::world_size] = counts_of_rank
     return tuple(counts)

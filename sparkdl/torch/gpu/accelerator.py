@@ -30,7 +30,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from sparkdl.collective import Communicator, Rendezvous, all_gather_bytes
 from sparkdl.collective.nccl.hierarchy import open_hierarchy
-from sparkdl.collective.nccl.opening import find_shared_gpus, may_share_gpus, open_nccl_group
+from sparkdl.collective.nccl.opening import (
+    find_shared_gpus,
+    may_share_gpus,
+    open_nccl_group,
+    shared_gpus_error,
+)
 from sparkdl.errors import ParamError
 from sparkdl.topology import name_ranks
 from sparkdl.torch.gpu.hierarchical import HierarchicalAccelerator
@@ -178,11 +183,8 @@ def choose_cuda_backend(
         return "host" if shared else "torch"
     opens_nccl = backend == "sparkdl" or (backend == "hierarchical" and num_hosts > 1)
     if shared and backend != "host" and not (may_share and opens_nccl):
-        who = "; ".join(f"{name_ranks(ranks)} share GPU {gpu}" for gpu, ranks in shared.items())
-        raise ParamError(
-            f"cuda={backend!r} needs a GPU for every rank, but {who}. Give every rank a GPU of its own, or use"
-            " cuda='host'."
-        )
+        named = {f"GPU {gpu}": ranks for gpu, ranks in shared.items()}
+        raise shared_gpus_error(named, f"cuda={backend!r}", "use cuda='host'.")
     if backend == "hierarchical" and num_hosts == 1:
         return "torch"
     return backend

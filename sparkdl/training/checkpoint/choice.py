@@ -5,11 +5,10 @@ Runs on every *rank*: rank 0 chooses, and the ranks check the files together.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collective.byte_exchange import allgather_bytes
+from sparkdl.collective.byte_exchange import allgather_json
 from sparkdl.training.checkpoint.fit_manifest import FitManifest, fit_folder
 from sparkdl.training.checkpoint.identity import check_progress, fit_identity
 from sparkdl.training.device_batches import read_timeout_s
@@ -69,10 +68,9 @@ def agree_on_checkpoint(
         identity = fit_identity(spec, dataset, read_timeout_s=read_timeout_s(communicator))
 
     def on_all_ranks(work: Callable[[], Any]) -> list[Any]:
-        result = json.dumps(work()).encode()
         if communicator.world_size == 1:
-            return [json.loads(result)]
-        return list(map(json.loads, allgather_bytes(communicator, result, name="checkpoint")))
+            return [work()]
+        return allgather_json(communicator, work(), name="checkpoint")
 
     checkpoint = folder.newest(
         lambda checkpoint: check_progress(folder.url, FitManifest.of(checkpoint), identity, spec.epochs),

@@ -26,7 +26,7 @@ from sparkdl.launch.lines import AlikeLines
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
 from sparkdl.launch.wire.channel import DriverChannel, RankMessage
-from sparkdl.launch.wire.outcome import Failure, RankHealth, StopReason
+from sparkdl.launch.wire.outcome import Failure, StopReason
 from sparkdl.launch.wire.spec import HangLimits
 from sparkdl.topology import name_ranks
 
@@ -126,7 +126,7 @@ class Supervision:
     ) -> None:
         self._start, self.channel, self._limits, self._listener = start, channel, limits, listener
         self._watch = HangWatch(limits if watches_hangs else _NO_LIMITS)
-        self._hang: tuple[Hang, dict[int, RankHealth]] | None = None
+        self._hang: Hang | None = None
         self._end_by = math.inf
         self._has_failed = False
         self._stack = ExitStack()
@@ -217,20 +217,17 @@ class Supervision:
         if not self._has_failed and _are_explained(self.channel.failures):
             self._has_failed = True
             self._end_by = time.monotonic() + END_AFTER_FAILURE_TIMEOUT_S
-        now, reports = time.monotonic(), self.channel.health
-        hang = self._watch.observe(now, reports)
-        if hang is None:
-            return
-        self._hang = hang, {rank: report.health for rank, report in reports.items()}
-        self._end_by = min(self._end_by, now + END_TIMEOUT_S)
-        self.channel.cancel(StopReason(hang.why, is_hang=True))
+        now = time.monotonic()
+        self._hang = self._watch.observe(now, self.channel.health)
+        if self._hang is not None:
+            self._end_by = min(self._end_by, now + END_TIMEOUT_S)
+            self.channel.cancel(StopReason(self._hang.why, is_hang=True))
 
     def _raise_hang(self) -> None:
         """Raise the error of a rank that hung, if one did and no code on a rank raised; log the stacks of all ranks."""
         failures = self.channel.failures
         if self._hang is not None and not _are_explained(failures):
-            hang, health = self._hang
-            raise hang_error(hang, failures, health, self.channel.hosts)
+            raise hang_error(self._hang, failures, self.channel.hosts)
 
     def _pass_on_last_lines(self) -> None:
         """Pass on the last lines of ranks, which may still be on their way when their tasks have ended."""

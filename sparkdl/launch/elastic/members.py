@@ -378,8 +378,7 @@ class _Run(Closing):
         }
         culprits = {rank // world.group_size: rank for rank in hang.culprits}
         if hang.is_in_code or len(culprits) == len(world.members):
-            health = {rank: report.health for rank, report in reports.items()}
-            raise hang_error(hang, (), health, hosts)
+            raise hang_error(hang, (), hosts)
         for index, rank in culprits.items():
             number = world.members[index]
             if number in self._members:

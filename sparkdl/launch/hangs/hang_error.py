@@ -29,23 +29,20 @@ def raise_hang(failures: Sequence[Failure], limits: HangLimits) -> None:
         return
     health = {failure.rank: failure.health for failure in failures if failure.health is not None}
     hang = find_hang(health, limits) or Hang(culprits=(first.rank,), why=first.error)
-    raise hang_error(hang, failures, {}, {})
+    raise hang_error(hang, failures, {})
 
 
-def hang_error(
-    hang: Hang, failures: Sequence[Failure], health: Mapping[int, RankHealth], hosts: Mapping[int, str]
-) -> HangError:
+def hang_error(hang: Hang, failures: Sequence[Failure], hosts: Mapping[int, str]) -> HangError:
     """Make the exception that names the hanging ranks, and log where every rank was.
 
     Args:
-        hang: the hang that was detected.
+        hang: the hang that was detected; its health of the ranks is used for those that reported no failure.
         failures: failures of the ranks, as far as they reported them.
-        health: last known health of the ranks, used for ranks that reported no failure.
         hosts: hosts of the ranks, by rank.
     """
     ended = {failure.rank: failure for failure in reversed(failures) if failure.health is not None}
     known = {
-        **health,
+        **hang.health,
         **{rank: failure.health for rank, failure in ended.items() if failure.health is not None},
     }
     stacks = {rank: ended[rank].stack if rank in ended else "" for rank in sorted({*known, *hang.culprits})}

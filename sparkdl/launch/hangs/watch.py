@@ -7,7 +7,7 @@ progress before and no longer does. A rank that computes for hours and keeps no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from sparkdl.collective import check_timeout
 from sparkdl.collective.telemetry.stalls import Wait
@@ -39,11 +39,13 @@ class Hang:
             have all called an operation, the first of them.
         why: description of how the hang was detected.
         is_in_code: whether the function that the ranks run is certainly the cause, and would hang again.
+        health: health of the ranks, by rank, as far as known.
     """
 
     culprits: tuple[int, ...]
     why: str
     is_in_code: bool = False
+    health: Mapping[int, RankHealth] = field(default_factory=dict, compare=False)
 
 
 def hang_limits(
@@ -197,4 +199,4 @@ class HangWatch:
             number > before.get(rank, number) or task_silent_s[rank] >= self._limits.silence_timeout_s
             for rank, number in numbers.items()
         )
-        return hang if is_certain else None
+        return replace(hang, health=health) if is_certain else None

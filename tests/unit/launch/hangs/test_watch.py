@@ -124,7 +124,8 @@ def test_watch_is_certain_after_a_newer_report() -> None:
 
     assert watch.observe(0.0, reports(1)) is None
     assert watch.observe(0.1, reports(1)) is None, "the same reports prove nothing new"
-    assert watch.observe(0.2, reports(2)).culprits == (1,)
+    hang = watch.observe(0.2, reports(2))
+    assert (hang.culprits, hang.health) == ((1,), hanging)
 
 
 def test_watch_drops_a_suspicion_that_did_not_last() -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 
-from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError, listed
@@ -386,8 +386,10 @@ def _classes(
 
 
 def _least_weight(weight: Column) -> Column:
-    """Return the aggregate of the smallest row weight; below 0 for null or NaN."""
-    return F.min(F.when(weight.isNull() | F.isnan(weight.cast("double")), F.lit(-1)).otherwise(weight))
+    """Return the aggregate of the smallest row weight; below 0 for null, NaN or infinity."""
+    number = weight.cast("double")
+    is_invalid = number.isNull() | F.isnan(number) | (number == math.inf)
+    return F.min(F.when(is_invalid, F.lit(-1)).otherwise(weight))
 
 
 def _check_weights(least: float | None) -> None:
@@ -396,11 +398,8 @@ def _check_weights(least: float | None) -> None:
     Raises:
         DataError: if it is not a weight.
     """
-    if least is not None and not 0 <= least < math.inf:
-        raise DataError(
-            "Weights of rows must be finite and at least 0, and weightCol has null, NaN, infinity or negative numbers. "
-            "Fix those rows or leave them out."
-        )
+    if least is not None and least < 0:
+        raise row_weights_error("weightCol has null, NaN, infinity or negative numbers")
 
 
 def _numbers(rows: DataFrame, label: Column, prediction: Column) -> RegressionEvaluation:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparkdl import data
 from sparkdl.collective.torchrun_variables import as_single_rank
 from sparkdl.data import ParquetDataset
+from sparkdl.data.dataset.dataset import row_weights_error
 from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import ambiguous_column_error
 from sparkdl.errors import (
@@ -173,10 +174,7 @@ def check_row_weights(dataset: ParquetDataset, name: str) -> None:
         weights = values.astype(np.float64)
         bad = ~np.isfinite(weights) | (weights < 0)
         if bad.any():
-            raise DataError(
-                f"Weights of rows must be finite and at least 0, but column {name!r} holds {weights[bad][0]}"
-                f"{and_more(bad)}. Fix those rows or leave them out."
-            )
+            raise row_weights_error(f"column {name!r} holds {weights[bad][0]}{and_more(bad)}")
         has_weight = has_weight or bool((weights > 0).any())
     if not has_weight:
         raise DataError(f"Every weight in column {name!r} is 0, so no row would count.")

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl import data
-from sparkdl.data import ParquetDataset, check_labels
-from sparkdl.data.spark.validate import TORCH_IGNORE_INDEX, advice_on_ignored
+from sparkdl.data import ParquetDataset
 from sparkdl.errors import DataError, ParamError
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.losses import (
@@ -36,6 +35,18 @@ if TYPE_CHECKING:
 
 
 _ROWS_AT_ONCE = 1 << 16
+
+TORCH_IGNORE_INDEX = -100
+"""The label that torch's losses ignore by default."""
+
+
+def _advice_on_ignored(column: str) -> str:
+    """Return the advice for rows with the label that torch's losses ignore by default."""
+    return (
+        f"torch's losses leave out rows with the label {TORCH_IGNORE_INDEX} by default (ignore_index), and a fit takes "
+        "such rows only where ignore_index is set to another number. Leave them out of the DataFrame with "
+        f"df.where('{column} != {TORCH_IGNORE_INDEX}'), or label them -1 and give the loss ignore_index=-1."
+    )
 
 
 def stored_values(dataset: ParquetDataset, name: str) -> Iterator[np.ndarray]:
@@ -134,14 +145,16 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
     """
     column = dataset.column(name)
     if not column.shape and "int" in column.dtype and ignored is None:
-        try:
-            check_labels(dataset, name, num_classes)
-        except DataError as error:
-            low, _ = column.value_range or (0, 0)
-            if low == TORCH_IGNORE_INDEX:
-                raise
-            raise DataError(f"{error} Or name the classes in Param labels.") from error
-        return
+        low, high = column.value_range or (0, 0)
+        if low >= 0 and high < num_classes:
+            return
+        outputs = f", or give the model {high + 1} outputs" if low >= 0 else ""
+        remedy = f"Number the classes from 0{outputs}. Or name the classes in Param labels."
+        if low == TORCH_IGNORE_INDEX:
+            remedy = _advice_on_ignored(name)
+        raise DataError(
+            f"Labels must lie in [0, {num_classes}), but column {name!r} holds {low} to {high}. {remedy}"
+        )
     # A row of several labels often pads with torch's own ignore_index.
     allowed = ignored if ignored is not None or not column.shape else -100
     for values in stored_values(dataset, name):
@@ -154,7 +167,7 @@ def check_class_labels(dataset: ParquetDataset, name: str, num_classes: int, ign
                 raise DataError(f"Column {name!r} holds NaN, which is not a class. Leave those rows out.")
             if (values == TORCH_IGNORE_INDEX).any() and not column.shape:
                 raise DataError(
-                    f"Column {name!r} holds the label {TORCH_IGNORE_INDEX}: {advice_on_ignored(name)}"
+                    f"Column {name!r} holds the label {TORCH_IGNORE_INDEX}: {_advice_on_ignored(name)}"
                 )
             raise DataError(
                 f"Labels must be whole numbers in [0, {num_classes}), but column {name!r} holds {values[bad][0]}"

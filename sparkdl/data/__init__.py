@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sparkdl.data.feed.feed import ParquetFeed
     from sparkdl.data.feed.planned_feed import PlannedFeed
     from sparkdl.data.spark.materialization import materialize, use_materialized
-    from sparkdl.data.spark.validate import check_labels
     from sparkdl.data.store.store import Store, open_dataset
 
 # Loaded on first use, so that serving a model, which only uses Column, does not need pyarrow. The names of guests are
@@ -36,7 +35,6 @@ _MODULES = {
     "RowFilter": ".dataset.row_choice",
     "RowGroup": ".dataset.dataset",
     "Store": ".store.store",
-    "check_labels": ".spark.validate",
     "materialize": ".spark.materialization",
     "use_materialized": ".spark.materialization",
     "open_dataset": ".store.store",
@@ -57,7 +55,6 @@ __all__ = [
     "SequencePacker",
     "SparkDatasetConverter",
     "Store",
-    "check_labels",
     "make_spark_converter",
     "materialize",
     "open_dataset",

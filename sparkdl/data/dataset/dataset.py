@@ -229,6 +229,13 @@ def missing_column_error(name: str, available: Sequence[str]) -> DataError:
     return DataError(f"There is no column {name!r}. The columns are: {listed(available)}.")
 
 
+def row_weights_error(held: str) -> DataError:
+    """Return the error for weights of rows that cannot be weights; ``held`` says what is there."""
+    return DataError(
+        f"Weights of rows must be finite and at least 0, but {held}. Fix those rows or leave them out."
+    )
+
+
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 

@@ -131,52 +131,6 @@ def _describe(row: Any) -> str:
     return "" if row is None else describe_row(row.asDict())
 
 
-TORCH_IGNORE_INDEX = -100
-"""The label that torch's losses ignore by default."""
-
-
-def advice_on_ignored(column: str) -> str:
-    """Return the advice for rows with the label that torch's losses ignore by default."""
-    return (
-        f"torch's losses leave out rows with the label {TORCH_IGNORE_INDEX} by default (ignore_index), and a fit takes "
-        "such rows only where ignore_index is set to another number. Leave them out of the DataFrame with "
-        f"df.where('{column} != {TORCH_IGNORE_INDEX}'), or label them -1 and give the loss ignore_index=-1."
-    )
-
-
-def check_labels(dataset: ParquetDataset, column: str, num_classes: int) -> None:
-    """Check that the labels of a classification are whole numbers in ``[0, num_classes)``.
-
-    The check costs nothing: the range comes from the footers of the files. If they do not have it, the labels pass.
-
-    Args:
-        dataset: the dataset.
-        column: name of the label column.
-        num_classes: number of classes, such as the number of outputs of the model's last layer.
-
-    Raises:
-        DataError: if the column does not exist, is not an integer scalar, or has labels outside the range.
-    """
-    label = dataset.column(column)
-    if label.shape or "int" not in label.dtype:
-        raise DataError(
-            f"Labels must be whole numbers in [0, {num_classes}), but column {column!r} holds "
-            f"{'arrays of ' if label.shape else ''}{label.dtype}. Cast it to int or bigint."
-        )
-    if label.value_range is None:
-        return
-    low, high = label.value_range
-    if low < 0 or high >= num_classes:
-        remedy = "Number the classes from 0" + (
-            f", or give the model {high + 1} outputs." if low >= 0 else "."
-        )
-        if low == TORCH_IGNORE_INDEX:
-            remedy = advice_on_ignored(column)
-        raise DataError(
-            f"Labels must lie in [0, {num_classes}), but column {column!r} holds {low} to {high}. {remedy}"
-        )
-
-
 def _lengths(column: Column, depth: int) -> Iterator[tuple[Column, Column]]:
     """Yield the smallest and the largest length at each level, from the outermost array inwards."""
     from pyspark.sql import functions as F

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import mlflow
@@ -169,8 +170,10 @@ def test_rows_count_by_their_weights(rows):
     assert numbers_found.meanSquaredError == pytest.approx(sklearn_metrics.mean_squared_error(**arguments))
     with pytest.raises(DataError, match="weightCol is 'weight', and the DataFrame has no such column"):
         model.evaluate(rows)
-    with pytest.raises(DataError, match="Weights of rows must be finite and at least 0"):
-        regressor.evaluate(weighted.withColumn("weight", F.lit(-1.0)))
+    is_first = F.col("price") == prices[0]
+    for bad in (-1.0, math.inf):
+        with pytest.raises(DataError, match="Weights of rows must be finite and at least 0"):
+            regressor.evaluate(weighted.withColumn("weight", F.when(is_first, bad).otherwise(1.0)))
 
 
 class FirstNumber(nn.Module):

@@ -13,11 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, check_labels, scan_dataset
+from sparkdl.data import ParquetDataset, ParquetFeed, RowFilter, scan_dataset
 from sparkdl.errors import DataError
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
@@ -37,16 +36,6 @@ def test_range_of_integers_comes_from_the_footers(write_dataset: WriteDataset) -
     dataset = write_dataset([[10, 3], [20]])
     assert dataset.column("twice").value_range == (0, 64)
     assert dataset.column("half").value_range is None
-
-
-def test_error_about_labels_out_of_range_says_what_to_do(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"label": [0, 3, 10], "score": [0.0, 1.0, 2.0]}), tmp_path / "a.parquet")
-    dataset = scan_dataset(str(tmp_path))
-    check_labels(dataset, "label", 11)
-    with pytest.raises(DataError, match=r"\[0, 10\), but column 'label' holds 0 to 10.*11 outputs"):
-        check_labels(dataset, "label", 10)
-    with pytest.raises(DataError, match=r"'score' holds float64. Cast it"):
-        check_labels(dataset, "score", 10)
 
 
 SPECIAL = [

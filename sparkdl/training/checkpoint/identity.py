@@ -33,7 +33,7 @@ from sparkdl import data
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import CheckpointError
 from sparkdl.foreign_errors import store_error
-from sparkdl.identity import checksum, differences
+from sparkdl.identity import checksum, differences, digest
 from sparkdl.training.spec import DRAWN
 from sparkdl.training.update import make_optimizer
 
@@ -173,11 +173,13 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
 
 def dataset_digest(dataset: ParquetDataset, names: Sequence[str]) -> str:
     """Return a hash of columns of a dataset: of their types, the row counts of row groups, and the first 64 rows."""
-    columns = [_column(dataset, name) for name in names]
-    counts = counts_digest(dataset.row_counts)
-    rows = _rows_checksum(dataset, names, _FIRST_ROWS, _DIGEST_TIMEOUT_S)
-    text = "\n".join([*names, *columns, counts, rows])
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest(
+        {
+            "columns": {name: _column(dataset, name) for name in names},
+            "row groups": counts_digest(dataset.row_counts),
+            "rows": _rows_checksum(dataset, names, _FIRST_ROWS, _DIGEST_TIMEOUT_S),
+        }
+    )
 
 
 def counts_digest(counts: Sequence[int]) -> str:
@@ -206,7 +208,7 @@ def _rows_checksum(
             for name, values in batch.items():
                 for content in map(_content, values) if values.dtype == object else (values.tobytes(),):
                     digests[name].update(content)
-    return checksum(b"".join(digest.digest() for digest in digests.values()))
+    return checksum(b"".join(hashing.digest() for hashing in digests.values()))
 
 
 def _content(value: Any) -> bytes:

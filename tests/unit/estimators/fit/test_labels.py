@@ -88,7 +88,11 @@ def test_labels_param_of_numbers_from_0_needs_no_encoding_and_allows_an_ignore_i
             ParamError,
             "column 'code' has ignore_index -1, .* labels is 0 to 2.* Number the classes",
         ),
-        ({"labels": [0, 1], "model": nn.Linear(4, 2)}, DataError, r"lie in \[0, 2\).* 'number' holds 0 to 2.*give the model 3 outputs"),
+        (
+            {"labels": [0, 1], "model": nn.Linear(4, 2)},
+            DataError,
+            r"lie in \[0, 2\).* 'number' holds 0 to 2.*give the model 3 outputs",
+        ),
         ({"labels": [0, 1]}, DataError, "2 labels of column 'number', and the model has 3 classes"),
         ({"labels": ["a", "b", "c"]}, DataError, "names strings, and column 'number' holds numbers"),
         ({"labels": [0, 1, 2], "labelCol": "kind"}, DataError, "names numbers, .*'kind' holds strings"),

@@ -20,8 +20,6 @@ from sparkdl.collective.mpi.messages import MpiMessages
 from sparkdl.collective.mpi.movements import MpiGroups
 from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature
 from sparkdl.collective.mpi.peers import PeerWatch
-from sparkdl.collective.operation_queue import OperationQueue
-from sparkdl.collective.telemetry.monitor import OperationMonitor
 from sparkdl.collective.telemetry.stalls import NotedWait, StallTimer
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, MismatchError
 from sparkdl.rendezvous.deadline import Deadline
@@ -50,9 +48,7 @@ class MpiCommunicator(MpiGroups):
     transport = "mpi"
 
     def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:
-        super().__init__(opening, topology)
-        self._comm = comm
-        self._mpi = load_mpi()
+        super().__init__(comm, opening, topology)
         self._agreement = MpiAgreement(comm)
         self._num_joined = 0
         self._failure: CommunicatorError | None = None
@@ -66,10 +62,8 @@ class MpiCommunicator(MpiGroups):
             world_size=self.world_size,
             position=lambda: self._num_joined,
         )
-        self._operations = OperationMonitor()
         self._timing: OperationTiming
         """Timing of the running operation."""
-        self._queue = OperationQueue(opening.name, self._operations.blocked)
         self._messages = MpiMessages(self, comm, check=self._check, fail=self._fail)
         self.monitors = self._operations, self._messages.monitor
 

@@ -22,18 +22,20 @@ import numpy as np
 
 from sparkdl.collective.buffers import item_bytes
 from sparkdl.collective.communicator import Communicator
+from sparkdl.collective.mpi.library import load_mpi
+from sparkdl.collective.operation_queue import OperationQueue
+from sparkdl.collective.telemetry.monitor import OperationMonitor
 from sparkdl.errors import MismatchError, ParamError
 from sparkdl.rendezvous.deadline import check_timeout
 from sparkdl.topology import group_ranks, name_ranks
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from mpi4py import MPI
 
     from sparkdl.collective.buffers import FlatBuffer
     from sparkdl.collective.communicator import Handle
-    from sparkdl.collective.operation_queue import OperationQueue
+    from sparkdl.collective.opening import Opening
+    from sparkdl.topology import Topology
 
     Data = np.ndarray[Any, Any]
 
@@ -252,11 +254,13 @@ class MpiPlan:
 
 
 class MpiOperations(Communicator):
-    """Common base of all operations over MPI."""
+    """Common base of all operations over MPI: the MPI communicator, and the queue of operations."""
 
-    _comm: MPI.Intracomm
-    _mpi: ModuleType
-    _queue: OperationQueue
+    def __init__(self, comm: MPI.Intracomm, opening: Opening, topology: Topology) -> None:
+        super().__init__(opening, topology)
+        self._comm, self._mpi = comm, load_mpi()
+        self._operations = OperationMonitor()
+        self._queue = OperationQueue(opening.name, self._operations.blocked)
 
     def _check_blocks(
         self, whole: FlatBuffer | None, block: FlatBuffer, counts: Sequence[int] | None

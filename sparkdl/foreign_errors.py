@@ -206,8 +206,8 @@ MEANINGS = (
     ),
     Meaning(
         SparkdlError,
-        "MLflow does not allow it",
-        "Have it allowed on the server.",
+        "MLflow does not allow it, or does not have it",
+        "Have it allowed or made on the server.",
         frozenset(
             {
                 "MlflowException.FEATURE_DISABLED",

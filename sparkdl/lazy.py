@@ -57,7 +57,8 @@ ENTRIES: Mapping[str, str] = {
     "a TransformSpec of Petastorm": "sparkdl.data.petastorm.transform",
     "a folder with a Unischema of Petastorm": "sparkdl.data.petastorm.unischema",
 }
-"""The module behind each entry, as errors name the entry. There is no other way from the core to a guest."""
+"""The module behind each entry, as errors name the entry. There is no other way from the core to a guest, but
+for saved objects, which name their class."""
 
 
 def load_entry(entry: str) -> Any:

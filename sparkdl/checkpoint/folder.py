@@ -67,7 +67,9 @@ class DamagedCheckpointError(CheckpointError):
         self.url, self.reason = url, reason
 
     def __str__(self) -> str:
-        return f"{self.url} is damaged: {self.reason}. Remove the folder of this checkpoint to use the one before it."
+        return (
+            f"{self.url} is damaged: {self.reason}. Load no step or another one to use an earlier checkpoint."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,12 @@ class _CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the options of the subcommand, and parse them."""
         if self._entry is not None:
-            module = load_entry(self._entry)
+            try:
+                module = load_entry(self._entry)
+            except ImportError as error:
+                if not str(error).startswith(self._entry):
+                    raise  # of another package
+                self.exit(1, f"sparkdl: {error}\n")
             if self._options is not None:
                 getattr(module, self._options)(self)
             self.set_defaults(run=getattr(module, self._run))

@@ -110,7 +110,9 @@ def agree(
         raise failure
     failures = {rank: error for rank, (_, error) in enumerate(outcomes) if error is not None}
     if failures:
-        raise explain(failures) from failure
+        agreed = explain(failures)
+        vars(agreed)["is_agreed"] = True  # for error_origin
+        raise agreed from failure
     return [value for value, _ in outcomes]
 
 

@@ -46,7 +46,8 @@ def origin_of(error: BaseException | None) -> Origin:
         is_shared |= isinstance(error, CommunicatorError)
         is_own |= not isinstance(error, CommunicatorError)
         seen.add(id(error))
-        error = error.__cause__ or error.__context__
+        # What an agreed error was raised from happened on this rank, also if a collective failed there.
+        error = None if getattr(error, "is_agreed", False) else error.__cause__ or error.__context__
     return Origin.SHARED if is_shared and not is_own else Origin.OWN
 
 

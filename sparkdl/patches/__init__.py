@@ -1,8 +1,8 @@
 """Changes to the insides of other libraries, one module for each.
 
 Each module says what it changes and why, the upstream issue, the versions that need it, and when it can go. Begin
-with :mod:`~sparkdl.patches.accelerate`. Runs on the *rank*. Petastorm's, which also run on the *driver*, are in
-:mod:`sparkdl.data.petastorm`, which imports its package.
+with :mod:`~sparkdl.patches.accelerate`. Runs on the *rank*; ``meta_parameters`` also on the *driver*, as do the changes
+to Petastorm, which are in :mod:`sparkdl.data.petastorm`, the only place that imports it.
 
 What the sources of the versions in ``constraints.txt`` say, and so why each is still needed:
 

@@ -291,7 +291,8 @@ def _version_of(client: MlflowClient, identity: str, name: str) -> str | None:
 
 
 def _point(client: MlflowClient, name: str, alias: str, version: str) -> None:
-    current = int(client.get_registered_model(name).aliases.get(alias, 0))
+    aliases = client.get_registered_model(name).aliases
+    current = next((int(number) for known, number in aliases.items() if known.lower() == alias.lower()), 0)
     if current > int(version):
         _logger.warning(
             "The alias %s of %s stays at version %d, as the model was registered as the older version %s.",

@@ -195,6 +195,10 @@ def _adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
+def _decoder(name: str) -> torch.nn.Module:
+    return make_decoder(DECODERS[name])
+
+
 DECODERS = {"gpt": GPT, "wide-gpt": WIDE_GPT}
 """Sizes of the decoders, the jobs whose rows are tokens."""
 
@@ -203,14 +207,14 @@ JOBS = {
     "resnet": Job(make_model=_resnet, draw=_draw_images, batch=32, epoch=50_000, make_optimizer=_momentum),
     **{
         name: Job(
-            make_model=partial(make_decoder, size),
+            make_model=partial(_decoder, name),
             draw=_draw_tokens,
             batch=16,
             epoch=10_000,
             make_optimizer=_adam,
             can_be_divided=True,
         )
-        for name, size in DECODERS.items()
+        for name in DECODERS
     },
 }
 """Jobs by the name of their network."""

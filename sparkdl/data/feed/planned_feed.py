@@ -208,8 +208,12 @@ class PlannedFeed(Closing):
                     batch = next(streams[part.planned_rank].batches)
                     rows = part.rows(num_rows(batch))
                     parts.append(slice_batch(batch, rows.start, rows.stop))
+                joined = join_batches(parts)
+                parts.clear()  # the batches of the streams do not live on beside the joined one
+                batch = None
                 self._next = epoch, step + 1
-                yield join_batches(parts)
+                yield joined
+                del joined
         self._next = epoch + 1, 0
 
     def _change_streams(

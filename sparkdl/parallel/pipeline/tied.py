@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkdl.parallel.pipeline.schedules import ranks_of_stages, stages_of_rank
-from sparkdl.parallel.verify.copies import check_tied
+from sparkdl.parallel.verify.copies import check_divided_alike, check_tied
 from sparkdl.torch.averaging import device_of_counts
 from sparkdl.torch.buffers import local_part
 
@@ -64,6 +64,7 @@ class TiedGradients:
         self._ties: list[TiedParameter] = [
             tie for module in stages[0].modules() for tie in getattr(module, "tied_parameters", ())
         ]
+        self._is_division_checked = False
         self._holders = {tie.name: [owners[number] for number in tie.stages] for tie in self._ties}
 
     @contextmanager
@@ -77,7 +78,12 @@ class TiedGradients:
         for parameter, _ in earlier:
             parameter.grad = None
         yield
-        if self._verification.begins("copies of tied parameters"):
+        if (
+            not self._is_division_checked
+        ):  # also without verification, as parts of other elements would be added
+            check_divided_alike(self._ties, copies, self._group)
+            self._is_division_checked = True
+        if self._verification.is_due:
             check_tied(self._ties, copies, self._group)
         for tie in self._with_gradients(copies):
             self._sum(tie, copies[tie.name])

@@ -47,12 +47,12 @@ def check_equal(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, ve
         )
 
 
-def check_tied(
+def check_divided_alike(
     ties: Sequence[TiedParameter],
     copies: Mapping[str, Mapping[int, nn.Parameter]],
     group: dist.ProcessGroup,
 ) -> None:
-    """Check that copies of tied parameters are equal, and divided alike, so that their parts can be added. Collective.
+    """Check that copies of tied parameters are divided alike, so that the gradients of parts can be added. Collective.
 
     Args:
         ties: the parameters that several stages of a pipeline have.
@@ -60,7 +60,7 @@ def check_tied(
         group: process group of the ranks of the pipeline.
 
     Raises:
-        ParamError: on all ranks, if there are such copies.
+        ParamError: on all ranks, if some are divided in another way.
     """
     divisions = {
         name: [str(getattr(parameter, "placements", "whole")) for parameter in copies_here.values()]
@@ -76,6 +76,23 @@ def check_tied(
                 f"different ways: {' and '.join(sorted(ways))}. Divide an embedding by 'embedding_rowwise' and "
                 "the head with its weights by 'colwise', or neither, and shard all stages or none."
             )
+
+
+def check_tied(
+    ties: Sequence[TiedParameter],
+    copies: Mapping[str, Mapping[int, nn.Parameter]],
+    group: dist.ProcessGroup,
+) -> None:
+    """Check that copies of tied parameters, which are divided alike, are equal. Collective.
+
+    Args:
+        ties: the parameters that several stages of a pipeline have.
+        copies: this rank's copies, by the first name of the parameter and the number of the stage.
+        group: process group of the ranks of the pipeline.
+
+    Raises:
+        ParamError: on all ranks, if one differs.
+    """
     parts = [next((sketch(parameter) for parameter in copies[tie.name].values()), None) for tie in ties]
     for tie, differs in zip(ties, differing(parts, group), strict=True):
         if differs:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BUCKETS = 64
+_ELEMENTS_AT_ONCE = 1 << 22
+"""Elements that are hashed together, a multiple of the numbers of a sketch: whole tensors would need several copies."""
 
 _INPUTS = 1e-3
 GRADIENTS = 10.0
@@ -46,21 +48,24 @@ def sketch(tensor: Tensor, slack: float = 1.0) -> Tensor:
     tensor = local_part(tensor.detach())
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     is_wide = tensor.dtype in (torch.float32, torch.float64)
-    flat = (tensor if is_wide else tensor.double()).flatten()
-    flat = flat.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)  # masks hold infinities
-    signed = nn.functional.pad(flat * _signs(flat), (0, -len(flat) % _BUCKETS))
-    sums = signed.view(-1, _BUCKETS).sum(0, dtype=torch.float64)
+    sums, squares = torch.zeros((2, _BUCKETS), dtype=torch.float64, device=tensor.device)
+    for number, piece in enumerate(tensor.flatten().split(_ELEMENTS_AT_ONCE)):
+        values = piece if is_wide else piece.double()
+        values = values.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)  # masks hold infinities
+        signed = values * _signs(values, number * _ELEMENTS_AT_ONCE)
+        rows = nn.functional.pad(signed, (0, -len(signed) % _BUCKETS)).view(-1, _BUCKETS)
+        sums += rows.sum(0, dtype=torch.float64)
+        squares += torch.linalg.vector_norm(rows, dim=0, dtype=torch.float64) ** 2
     rounding = slack * (0.01 if is_wide else 0.05) if tensor.is_floating_point() else 0.0
-    allowed = rounding * torch.linalg.vector_norm(flat, dtype=torch.float64)
-    return torch.cat([sums, allowed.view(1)])
+    return torch.cat([sums, rounding * squares.sum().sqrt().view(1)])
 
 
-def _signs(flat: Tensor) -> Tensor:
-    """1 or -1 for each element, as a hash of its number says."""
-    numbers = torch.arange(len(flat), device=flat.device)
+def _signs(values: Tensor, first: int) -> Tensor:
+    """1 or -1 for each element, as a hash of its number says; ``first`` is the number of the first one."""
+    numbers = torch.arange(first, first + len(values), device=values.device)
     for factor in (0x45D9F3B, 0x119DE1F3):
         numbers = (numbers ^ (numbers >> 16)) * factor & 0xFFFFFFFF
-    return ((numbers >> 15 & 1) * 2 - 1).to(flat.dtype)
+    return ((numbers >> 15 & 1) * 2 - 1).to(values.dtype)
 
 
 def differing(sketches: Sequence[Tensor | None], group: dist.ProcessGroup) -> list[bool]:

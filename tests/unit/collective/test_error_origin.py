@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from sparkdl.collective.byte_exchange import agree
 from sparkdl.collective.error_origin import Origin, is_consequence, origin_of
 from sparkdl.errors import (
     CommunicatorAbortedError,
@@ -11,6 +12,7 @@ from sparkdl.errors import (
     CommunicatorTimeoutError,
     MismatchError,
     RankLostError,
+    TransportUnavailableError,
 )
 from sparkdl.horovod.torch import HorovodInternalError
 
@@ -54,3 +56,20 @@ def raised_while_handling(first: BaseException, second: BaseException) -> BaseEx
 def test_origin_of_an_error_decides_whether_it_is_a_consequence(error: BaseException, origin: Origin) -> None:
     assert origin_of(error) is origin
     assert is_consequence(error) is (origin in (Origin.ABORTED, Origin.LATE, Origin.LOST))
+
+
+def test_an_agreed_error_is_of_the_ranks_that_raise_it_whatever_failed_there() -> None:
+    def load() -> None:
+        try:
+            raise CommunicatorError("libnccl.so.2 is missing")
+        except CommunicatorError as error:
+            raise TransportUnavailableError("there is no NCCL here") from error
+
+    with pytest.raises(TransportUnavailableError, match="rank 0: .*no NCCL here") as caught:
+        agree(
+            lambda outcome: [outcome],
+            load,
+            lambda failures: TransportUnavailableError(f"rank 0: {failures[0]}"),
+        )
+    assert origin_of(caught.value.__cause__) is Origin.ABORTED
+    assert origin_of(caught.value) is Origin.OWN

@@ -355,7 +355,7 @@ class FitListener:
         elif kind == "system":
             self._track_host(event["metrics"])
         elif kind == "layout" and self._run is not None:
-            self._run.log_params({"parallelism": event["code"], "parallelismReason": event["reason"]})
+            self._run.log_layout(event)
         elif kind == "world":
             self._track_world(event)
         elif kind == "straggler":

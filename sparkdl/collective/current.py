@@ -1,7 +1,7 @@
 """The job and the communicator of this process, provided by a launcher or found from the environment.
 
-For code to which neither is passed as an argument. A launcher may also provide a log on the driver, and says when the
-program has ended. Ranks that ``mpiexec`` started find each other through MPI,
+For code to which neither is passed as an argument. A launcher may also provide a log on the driver and
+send events there, and says when the program has ended. Ranks that ``mpiexec`` started find each other through MPI,
 regardless of the transport that carries their data afterwards. If no launcher has provided a job, the process finds its
 job by its environment variables.
 """
@@ -13,9 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -235,11 +235,13 @@ class Provided:
         job: the job, and the rendezvous that is connected to its coordinator; None without a launcher.
         worlds: how this process changes its world; None if the ranks stay together.
         driver_log: prints a message on the driver, even if other output of the ranks is not shown there.
+        report: sends an event to the driver, whose values JSON can encode; nothing is sent without a driver.
     """
 
     job: tuple[RankJob, Rendezvous] | None = None
     worlds: Worlds | None = None
     driver_log: Callable[[str], None] = print
+    report: Callable[[dict[str, Any]], None] = field(default=lambda _: None)
 
 
 provided = Provided()

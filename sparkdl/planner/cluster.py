@@ -2,7 +2,8 @@
 
 Each step of an operation takes alpha, plus its bytes over beta: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization
 of Collective Communication Operations in MPICH" (2005). Rings move the fewest bytes; trees take the fewest steps. On
-several hosts a ring crosses every host, each device with its own share of the host's network.
+several hosts NCCL's rings cross every host, each device with its own share of the host's network; CPU ranks exchange
+the shares of their hosts, of which fewer bytes cross if there are few hosts.
 """
 
 from __future__ import annotations
@@ -159,9 +160,10 @@ LINKS = {
 """Links inside of a host by name.
 
 Rings reach 0.8 of a link's rate: 235 of 300 GB/s with NVLink 3, as nccl-tests shows (S. Bekman, "Machine Learning
-Engineering", network); 360 of 450 with NVLink 4; about 0.65 of PCIe's. Latencies are those that NCCL uses to choose
-its algorithms (src/graph/tuning.cc, LL128). ``memory`` is the shared memory of CPU ranks, as
-``sparkdl bench allreduce`` finds it on 2 cores; ``--measure`` measures it."""
+Engineering", network); 360 of 450 with NVLink 4; about 0.65 of PCIe's. Latencies are those that NCCL uses to choose its
+algorithms (src/graph/tuning.cc): of rings with its protocol LL128 for NVLink; for PCIe a figure between 2.5 us of that
+protocol and 5.7 us of Simple. ``memory`` is the shared memory of CPU ranks, as ``sparkdl bench allreduce``
+finds it on 2 cores; ``--measure`` measures it."""
 
 INSIDE = {
     "v100": "nvlink2",
@@ -313,8 +315,12 @@ class Group:
             return 0.0
         near, far = self.cluster.inside, self.cluster.between
         latency_s = (self.inside - 1) * near.latency_s + (self.hosts - 1) * far.latency_s
-        inside_s = num_bytes * (self.inside - 1) / self.inside / near.bytes_per_s
-        across_s = num_bytes / self.inside * (self.hosts - 1) / self.hosts / far.bytes_per_s
+        within, across = (self.inside - 1) / self.inside, (self.hosts - 1) / self.hosts
+        if not self.cluster.device.is_cpu:  # each piece passes every link of NCCL's ring but one
+            ring = (self.size - 1) / self.size
+            within, across = ring * (self.inside > 1), ring * (self.hosts > 1)
+        inside_s = num_bytes * within / near.bytes_per_s
+        across_s = num_bytes / self.inside * across / far.bytes_per_s
         return latency_s + max(inside_s, across_s)  # pieces travel inside while others cross
 
     def reduce_s(self, num_bytes: float) -> float:

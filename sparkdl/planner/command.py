@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Estimates memory and time of each layout of a model on a cluster, and prints those that fit, the fastest first; of
 layouts that differ by about a percent the simplest one. With several numbers of --hosts it prints the best layout on
-each, and how they scale. Nothing is started, unless --measure measures this machine.
+each, and how they scale; for numbers on which the model does not fit, it prints why. Nothing is started, unless
+--measure measures this machine. The exit status is 0 if the model fits on at least one of the numbers of hosts, and 2
+if it fits on none or an option cannot work.
 """
 
 
@@ -67,7 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cluster.add_argument("--weak", action="store_true", help="let the batch grow with the hosts")
     parser.add_argument(
-        "--measure", action="store_true", help="measure layers and links on this machine first"
+        "--measure",
+        action="store_true",
+        help="measure the layers of the model on this machine first, and on CPUs the link between its ranks; not the "
+        "links of GPUs and between hosts, which are those of --inside and --between (sparkdl doctor --master URL "
+        "measures what TCP transfers between two hosts; ranks with parallelism=auto measure all links)",
     )
     parser.add_argument(
         "--published",
@@ -113,12 +119,13 @@ def run(options: argparse.Namespace) -> int:
             "out."
         )
     if options.published:
-        from sparkdl.planner.published import compare
-        from sparkdl.planner.report import print_published
+        from sparkdl.planner.published import compare, compare_orders
+        from sparkdl.planner.report import print_orders, print_published
 
-        rows = compare()
-        print_published(rows)
-        _write(options, rows)
+        content = {"runs": compare(), "orders": compare_orders()}
+        print_published(content["runs"])
+        print_orders(content["orders"])
+        _write(options, content)
         return 0
     if options.megabits is not None and not options.validate:
         raise ParamError("--megabits makes hosts for --validate, and sparkdl plan without it starts nothing.")
@@ -130,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
     hosts = parse_counts(options.hosts, "hosts")
     plans, refusals = _plans(options, hosts)
     if not plans:
-        raise refusals[0]
+        raise next(iter(refusals.values()))
     from sparkdl.planner import report
 
     if len(hosts) == 1:
@@ -139,10 +146,14 @@ def run(options: argparse.Namespace) -> int:
         if options.plot is not None:
             report.plot_plan(plans[0], options.plot, most=options.top)
         return 0
-    for refusal in refusals:
+    for refusal in refusals.values():
         print(refusal)
     report.print_scaling(plans, is_weak=options.weak)
-    _write(options, report.scaling_rows(plans))
+    refused = [
+        {"hosts": number, "ranks": number * options.devices_per_host, "refusal": str(refusal)}
+        for number, refusal in refusals.items()
+    ]
+    _write(options, sorted([*report.scaling_rows(plans), *refused], key=lambda row: row["hosts"]))
     if options.plot is not None:
         report.plot_scaling(plans, options.plot, is_weak=options.weak)
     return 0
@@ -170,8 +181,8 @@ def _validate(options: argparse.Namespace) -> None:
         report.plot_comparison(rows, options.plot)
 
 
-def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], list[ParamError]]:
-    """Return the plan on each number of hosts on which the model fits, and an error for each of the others."""
+def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], dict[int, ParamError]]:
+    """Return the plan on each number of hosts on which the model fits, and an error for each other number."""
     from sparkdl.planner.layouts import plan
 
     batches = dict.fromkeys(hosts, options.batch)
@@ -185,7 +196,7 @@ def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], l
                 )
     cluster = _cluster(options)
     precision = options.precision or ("float32" if cluster.device.is_cpu else "bfloat16")
-    plans, refusals = [], []
+    plans, refusals = [], {}
     for number, batch in batches.items():
         at = replace(cluster, hosts=number)
         try:
@@ -193,7 +204,7 @@ def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], l
                 plan(options.model, at, batch=int(batch), precision=precision, sequence=options.sequence)
             )
         except ParamError as error:
-            refusals.append(error)
+            refusals[number] = error
     return plans, refusals
 
 

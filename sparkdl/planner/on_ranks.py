@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sparkdl.collective.current import provided
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 from sparkdl.host_memory import available_bytes
@@ -173,7 +174,8 @@ def choose_layout(
 ) -> Parallelism:
     """Return the layout of a module on the ranks of torch.distributed, the same on all of them. Collective.
 
-    Rank 0 logs which one, and why. Arguments are those of :func:`make_planner`, and the ranks' device.
+    Rank 0 logs which one, and why. In ranks of a Runner, the driver writes both to the MLflow run that is active where
+    :meth:`sparkdl.Runner.run` is called. Arguments are those of :func:`make_planner`, and the ranks' device.
 
     Raises:
         ParamError: if the module cannot be counted, or fits in no layout.
@@ -184,6 +186,7 @@ def choose_layout(
     parallelism, about = planner.choose(module, torch.device(device))
     if dist.get_rank() == 0:
         logger.warning("The planner chooses %s. %s", about["code"], about["reason"])
+        provided.report({"kind": "layout", **about})
     return parallelism
 
 

@@ -130,6 +130,7 @@ def scaling_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:
         speed_up = plan.batch / best.time.total / first
         rows.append(
             {
+                "hosts": plan.cluster.hosts,
                 "ranks": plan.cluster.world_size,
                 "batch": plan.batch,
                 "layout": best.label,
@@ -148,7 +149,8 @@ def scaling_rows(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print published runs, and what the planner says about each."""
-    table = _table("Published runs", ("source", "run", "measured", "planner", "unit, of a device", "error"))
+    columns = ("source", "run", "measured", "planner", "unit", "error")
+    table = _table("Published runs, with figures of one device", columns)
     for row in rows:
         table.add_row(
             row["source"],
@@ -158,6 +160,17 @@ def print_published(rows: Sequence[Mapping[str, Any]]) -> None:
             row["unit"],
             f"{row['error']:+.0%}",
         )
+    _print(table)
+
+
+def print_orders(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print published layouts of one job, the fastest first, and how fast the planner says that each is."""
+    table = _table("Speed of layouts, as a share of the fastest", ("job", "layout", "measured", "planner"))
+    job = ""
+    for row in rows:
+        measured = "" if row["measured"] is None else f"{row['measured']:.2f}"
+        is_new, job = row["job"] != job, row["job"]
+        table.add_row(job if is_new else "", row["run"], measured, f"{row['predicted']:.2f}")
     _print(table)
 
 
@@ -215,7 +228,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         raise ParamError("sparkdl plan prints tables by rich: pip install rich") from error
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        is_text = column in ("model", "layout")
+        is_text = column in ("model", "layout", "job", "source", "run")
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     return table
 

@@ -176,6 +176,7 @@ def _ready(context: RankContext, setup: RankSetup) -> Iterator[None]:
     if context.is_elastic:
         provided.worlds = _worlds_of(context, setup)
     contexts[:] = [context]
+    provided.report = context.report
     teach_accelerate()
     _enter_world(context, setup)
     if setup.init_torch:

@@ -30,7 +30,7 @@ from sparkdl.runner.on_rank import IMPORTED_FIRST, RankSetup, Returned, run_on_r
 from sparkdl.runner.rank_logging import OnLine, level_number, line_reader
 from sparkdl.runner.script import PackedCall, Script, read_script
 from sparkdl.spark.jobs import jobs_of, name_of
-from sparkdl.tracking import metrics_of_active_run
+from sparkdl.tracking import log_of_active_run
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -178,10 +178,17 @@ class Runner:
             call = read_script(train, args, kwargs)
         session = self._session()
         with self._hold_commits(is_local=session is None) as lease, ExitStack() as stack:
+            run = stack.enter_context(log_of_active_run())
             board: Board | None = None
-            if self.monitor is not None:  # it logs to MLflow if the user has opened a run
-                log_metrics = stack.enter_context(metrics_of_active_run())
-                board = stack.enter_context(self.monitor.on_driver(name_of(train), log_metrics))
+            if self.monitor is not None:
+                board = stack.enter_context(self.monitor.on_driver(name_of(train), run.log_metrics))
+
+            def handle(_: int, event: Mapping[str, Any]) -> None:
+                if event.get("kind") == "layout":  # of choose_layout
+                    run.log_layout(event)
+                elif board is not None:
+                    board.handle(event)
+
             setup = RankSetup(
                 returns_all=returns_all,
                 gpus=self.gpus_per_worker,
@@ -195,7 +202,7 @@ class Runner:
             launch = partial(
                 self._launcher(session),
                 on_log=line_reader(self.on_log, only_for_driver=only_for_driver),
-                on_event=board and (lambda _, event: board.handle(event)),
+                on_event=handle,
                 silence_timeout_s=silence_timeout_s,
             )
 

@@ -13,8 +13,8 @@ from sparkdl.tracking.fit_run import (
     RunGroup,
     add_to_run,
     is_tracking,
+    log_of_active_run,
     log_with_fits,
-    metrics_of_active_run,
 )
 from sparkdl.tracking.kept_runs import SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import LoggedColumn, LoggedDataset, LoggedModelSpec, Registration
@@ -31,8 +31,8 @@ __all__ = [
     "add_to_run",
     "context_tags",
     "is_tracking",
+    "log_of_active_run",
     "log_with_fits",
-    "metrics_of_active_run",
     "send_kept_runs",
     "use_tracking_uri",
     "without_credentials",

@@ -69,7 +69,36 @@ _making_database = threading.Lock()
 _logger = logging.getLogger(__name__)
 
 
-class FitRun:
+class RunLog:
+    """Makes messages of the params and metrics of a run.
+
+    Args:
+        put: function that takes each message, to be sent.
+    """
+
+    def __init__(self, put: Callable[[Message], object]) -> None:
+        self._put = put
+
+    def log_params(self, params: Mapping[str, object]) -> None:
+        """Log Params, with values cut to MLflow's maximal length."""
+        cut = {}
+        for name, value in params.items():
+            text = str(value)
+            is_long = len(text) > _MAX_PARAM_VALUE_LENGTH
+            cut[name] = text[: _MAX_PARAM_VALUE_LENGTH - 3] + "..." if is_long else text
+        self._put(Message(kind="params", content={"params": cut}))
+
+    def log_layout(self, event: Mapping[str, Any]) -> None:
+        """Log the layout that a planner has chosen on the ranks and the reason, ``code`` and ``reason`` of an event."""
+        self.log_params({"parallelism": event["code"], "parallelismReason": event["reason"]})
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics, except those that are not finite."""
+        for message in _metrics_messages(step, metrics):
+            self._put(message)
+
+
+class FitRun(RunLog):
     """The MLflow run of a fit, with the thread that sends its messages; a context manager that ends the run.
 
     A fit joins a run that was active before, which stays open. If that already holds another fit, the fit gets a nested
@@ -137,6 +166,7 @@ class FitRun:
         self._dataset: LoggedDataset | None = None
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
+        super().__init__(self._sender.put)
         self._sender.put(Message(kind="begin"))
         files, self._code = _of_block.get()
         for path, content in files.items():
@@ -170,20 +200,6 @@ class FitRun:
         if self.refusal is not None:
             said = without_credentials(str(self.refusal))
             raise ParamError(f"MLflow refuses the run of this fit: {said}") from self.refusal
-
-    def log_params(self, params: Mapping[str, object]) -> None:
-        """Log Params, with values cut to MLflow's maximal length."""
-        cut = {}
-        for name, value in params.items():
-            text = str(value)
-            is_long = len(text) > _MAX_PARAM_VALUE_LENGTH
-            cut[name] = text[: _MAX_PARAM_VALUE_LENGTH - 3] + "..." if is_long else text
-        self._sender.put(Message(kind="params", content={"params": cut}))
-
-    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics, except those that are not finite."""
-        for message in _metrics_messages(step, metrics):
-            self._sender.put(message)
 
     def log_file(self, path: str, content: bytes) -> None:
         """Write a small file into the artifacts of the run."""
@@ -346,24 +362,19 @@ def _metrics_messages(step: int, metrics: Mapping[str, float]) -> Iterator[Messa
 
 
 @contextmanager
-def metrics_of_active_run() -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """Give a function that logs metrics to the run that the user has opened on this thread.
+def log_of_active_run() -> Iterator[RunLog]:
+    """Give the log of the run that the user has opened on this thread.
 
-    Without such a run it does nothing. A thread sends them. What the server has not taken ten seconds after the end is
-    lost, with a warning.
+    Without such a run nothing is logged. A thread sends the messages. What the server has not taken ten seconds after
+    the end is lost, with a warning.
     """
     mlflow = sys.modules.get("mlflow")
     active = None if mlflow is None else mlflow.active_run()
     if mlflow is None or active is None:
-        yield lambda _, __: None
+        yield RunLog(lambda _: None)
         return
     with _sending_to(active.info.run_id) as put:
-
-        def log_metrics(step: int, metrics: Mapping[str, float]) -> None:
-            for message in _metrics_messages(step, metrics):
-                put(message)
-
-        yield log_metrics
+        yield RunLog(put)
 
 
 def add_to_run(run_id: str, metrics: Mapping[str, float], files: Mapping[str, bytes]) -> None:

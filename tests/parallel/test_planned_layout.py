@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 import torch
 from torch import nn
@@ -21,6 +22,8 @@ from sparkdl.planner.on_ranks import RankPlanner, choose_layout, make_planner
 from sparkdl.planner.shape import RECIPES, DecoderShape
 from sparkdl.training.spec import CheckpointPlan, TrainingSpec
 from tests.run_ranks import RankEnvironment, run_ranks
+from tests.runner.local_runner import make_runner
+from tests.servers.fresh_mlflow import tracked
 from tests.training.scenes.training_scenes import (
     assert_same_weights,
     make_model,
@@ -28,6 +31,8 @@ from tests.training.scenes.training_scenes import (
     train_all,
     write_dataset,
 )
+
+__all__ = ["tracked"]
 
 DEEP = DecoderShape(name="deep", vocabulary=1024, width=5280, layers=400, heads=16, sequence=2)
 """Its state takes 2 TB, and each of its layers little."""
@@ -109,3 +114,16 @@ def test_every_rank_of_a_script_gets_one_layout_or_one_refusal() -> None:
     assert chosen == Parallelism(data=2)
     assert re.match(r"deep with \d+ billion parameters fits on 1 x 2 cpu", refused)
     assert "The smallest cluster of such hosts on which it fits has" in refused
+
+
+def _choose_in_a_run() -> Parallelism:
+    return choose_layout(make_model(), (torch.zeros(2, 4),), batch_size=8)
+
+
+def test_the_driver_of_a_runner_logs_the_layout_to_the_active_run(tracked: Path) -> None:
+    del tracked
+    with mlflow.start_run() as active:
+        assert make_runner().run(_choose_in_a_run) == Parallelism(data=2)
+    params = mlflow.get_run(active.info.run_id).data.params
+    assert params["parallelism"] == "Parallelism(data=2)"
+    assert params["parallelismReason"].startswith("Replicas fit")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from sparkdl.bench.namespaces import why_impossible
 from sparkdl.cli import main
 
 
@@ -70,12 +72,29 @@ def test_of_several_numbers_of_hosts_those_too_few_say_what_would_do(
     report = tmp_path / "plan.json"
     arguments = ["plan", "llama-70b", "--batch", "64", "--device", "a100", "--hosts", "1,4,8"]
     assert main([*arguments, "--json", str(report)]) == 0
-    assert [row["ranks"] for row in json.loads(report.read_text())] == [32, 64]
+    rows = json.loads(report.read_text())
+    assert [(row["hosts"], row["ranks"]) for row in rows] == [(1, 8), (4, 32), (8, 64)]
+    assert ["refusal" in row for row in rows] == [True, False, False]
     printed = capsys.readouterr().out
+    assert rows[0]["refusal"] in printed
     assert "strong scaling on a100" in printed
     assert re.search(
         r"fits on 1 x 8 a100, .* in none of \d+ layouts .* on which it fits has \d, with", printed
     )
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--validate"], ["bench", "scaling"]])
+def test_no_permission_for_namespaces_is_said(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    why_impossible.cache_clear()
+    try:
+        assert main([*arguments, "--megabits", "300"]) == 2
+    finally:
+        why_impossible.cache_clear()
+    said = "--megabits makes hosts of network namespaces: making hosts of network namespaces takes root."
+    assert said in capsys.readouterr().err
 
 
 def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +102,7 @@ def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "462B, tensor 8, pipeline 16" in printed
     assert "torchtitan" in printed
+    assert "interleaved-1f1b" in printed
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sparkdl.planner import MODELS, DecoderShape, Plan, count, make_cluster, pla
 from sparkdl.planner.cluster import GIB, USABLE, known_gpu
 from sparkdl.planner.layouts import MOST_HOSTS, advice, smallest_number
 from sparkdl.planner.memory import memory_of
-from sparkdl.planner.published import compare
+from sparkdl.planner.published import compare, compare_orders, orders
 from sparkdl.planner.shape import RECIPES
 
 HOST = make_cluster("h100")
@@ -156,7 +156,7 @@ def test_every_layout_has_a_sentence(found: Plan) -> None:
 
 def test_published_runs_are_predicted_within_twenty_percent() -> None:
     rows = compare()
-    assert len(rows) == 19
+    assert len(rows) == 27
     assert {row["run"]: round(row["error"], 2) for row in rows if abs(row["error"]) > 0.2} == {}
 
 
@@ -168,6 +168,16 @@ def test_of_two_published_ways_to_train_a_model_the_faster_one_is_known() -> Non
         ("Llama 3.1 8B, 128 H100, selective", "Llama 3.1 8B, 64 H100, tensor 8, selective"),
     ):
         assert predicted[faster] > predicted[slower]
+
+
+def test_of_the_published_layouts_of_a_job_the_planner_has_the_fastest_first() -> None:
+    for order in orders():
+        speeds = [run.predict() for run in order.runs]
+        assert speeds[0] == max(speeds), order.job
+        if order.is_sorted:
+            assert speeds == sorted(speeds, reverse=True), order.job
+    interleaved, plain = (row["predicted"] for row in compare_orders()[:2])
+    assert plain / interleaved == pytest.approx(100 / 128, rel=0.05)
 
 
 def test_memory_of_a_device_can_be_given() -> None:

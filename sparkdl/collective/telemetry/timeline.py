@@ -103,7 +103,8 @@ def _events_of(
     begun, done = microseconds(record.begun_ns), microseconds(record.done_ns)
     category = record.kind.upper()
     if record.queued_ns:
-        key = {"cat": "QUEUE", "id": f"{location['pid']}/{location['tid']}/{record.sequence}"}
+        # Perfetto shows what has an id of its process there, and other asynchronous events apart from all ranks.
+        key = {"cat": "QUEUE", "id2": {"local": f"{location['tid']}/{record.sequence}"}}
         name = f"queue of {communicator}"
         yield {"ph": "b", "name": name, "ts": microseconds(record.queued_ns), **key, **location}
         yield {"ph": "e", "name": name, "ts": begun, **key, **location}

@@ -86,11 +86,11 @@ class TraceFile:
             stack.append(end)
 
     def _check_queues_end(self) -> None:
-        begun: dict[tuple[str, str], float] = {}
+        begun: dict[tuple[int, str], float] = {}
         for event in self.events:
             if event["ph"] == "b":
-                assert (event["cat"], event["id"]) not in begun, event
-                begun[event["cat"], event["id"]] = event["ts"]
+                assert (event["pid"], event["id2"]["local"]) not in begun, event
+                begun[event["pid"], event["id2"]["local"]] = event["ts"]
             elif event["ph"] == "e":
-                assert begun.pop((event["cat"], event["id"])) <= event["ts"], event
+                assert begun.pop((event["pid"], event["id2"]["local"])) <= event["ts"], event
         assert not begun

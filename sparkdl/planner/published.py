@@ -362,7 +362,7 @@ def _gpt(name: str, width: int, layers: int, heads: int) -> DecoderShape:
 
 
 def _of_narayanan(
-    shape: DecoderShape, batch: int, divisions: Sequence[dict[str, int]], *, is_sorted: bool
+    shape: DecoderShape, batch: int, divisions: Sequence[dict[str, Any]], *, is_sorted: bool
 ) -> Order:
     return Order(
         job=f"GPT {shape.name}, 64 A100, {batch} rows, {' x '.join(divisions[0])}",
@@ -389,7 +389,7 @@ def compare_orders() -> list[dict[str, Any]]:
     Each has ``source``, ``job``, ``run``, ``measured`` and ``predicted``, both as a share of the job's fastest
     published run; ``measured`` is None where only the order is published.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for order in orders():
         first = order.runs[0]
         fastest = first.predict()

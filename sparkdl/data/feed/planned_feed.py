@@ -87,6 +87,16 @@ class _Stream:
     resources: ExitStack
 
 
+def _join_parts(parts: Sequence[BatchPart], streams: Mapping[int, _Stream]) -> Batch:
+    """Read a batch of the stream of each part's planned rank, and join the parts."""
+    batches = []
+    for part in parts:
+        batch = next(streams[part.planned_rank].batches)
+        rows = part.rows(num_rows(batch))
+        batches.append(slice_batch(batch, rows.start, rows.stop))
+    return join_batches(batches)
+
+
 class PlannedFeed(Closing):
     """Batches of one rank, from rows that are planned for another number of ranks, or for the same number.
 
@@ -203,17 +213,9 @@ class PlannedFeed(Closing):
                 if self._divisions is not divisions or division.start == (epoch, step):
                     divisions = self._divisions
                     self._change_streams(streams, resources, epoch, step)
-                parts = []
-                for part in division.parts_of_ranks[self._rank]:
-                    batch = next(streams[part.planned_rank].batches)
-                    rows = part.rows(num_rows(batch))
-                    parts.append(slice_batch(batch, rows.start, rows.stop))
-                joined = join_batches(parts)
-                parts.clear()  # the batches of the streams do not live on beside the joined one
-                batch = None
+                joined = [_join_parts(division.parts_of_ranks[self._rank], streams)]
                 self._next = epoch, step + 1
-                yield joined
-                del joined
+                yield joined.pop()  # which keeps no batch here while the next one is made
         self._next = epoch + 1, 0
 
     def _change_streams(

@@ -49,10 +49,12 @@ def sketch(tensor: Tensor, slack: float = 1.0) -> Tensor:
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     is_wide = tensor.dtype in (torch.float32, torch.float64)
     sums, squares = torch.zeros((2, _BUCKETS), dtype=torch.float64, device=tensor.device)
-    for number, piece in enumerate(tensor.flatten().split(_ELEMENTS_AT_ONCE)):
+    flat = tensor.flatten()
+    for first in range(0, len(flat), _ELEMENTS_AT_ONCE):
+        piece = flat[first : first + _ELEMENTS_AT_ONCE]
         values = piece if is_wide else piece.double()
         values = values.nan_to_num(nan=0.0, posinf=1.0, neginf=-1.0)  # masks hold infinities
-        signed = values * _signs(values, number * _ELEMENTS_AT_ONCE)
+        signed = values * _signs(values, first)
         rows = nn.functional.pad(signed, (0, -len(signed) % _BUCKETS)).view(-1, _BUCKETS)
         sums += rows.sum(0, dtype=torch.float64)
         squares += torch.linalg.vector_norm(rows, dim=0, dtype=torch.float64) ** 2

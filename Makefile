@@ -1,4 +1,4 @@
-# make setup | demo | test | lint | bench | wheel | release | docs | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
+# make setup | demo | test | lint | bench | wheel | release | docs | links | hooks: each sets itself up in .venv on a fresh machine; none installs twice.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
@@ -12,7 +12,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.tx
 TEST_PARTS := test-without-spark test-spark-local test-spark-connect test-spark-cluster
 ALL_PARTS := $(TEST_PARTS) test-native
 
-.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel release docs test-native-sanitizers bench impi lint hooks format clean requirements
+.PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel release docs links test-native-sanitizers bench impi lint hooks format clean requirements
 
 setup: requirements $(STAMP)
 
@@ -149,6 +149,10 @@ release: wheel
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 	@echo "$(CURDIR)/build/site/index.html"
+
+# The addresses of other sites that the documentation links to; not a test, as those sites and the network may fail.
+links: setup
+	@$(BIN)/python docs/site/links.py
 
 clean:
 	rm -rf $(VENV) .venv-* build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def page_of_notebook(path: Path) -> dict[str, str | bytes]:
         elif cell.cell_type == "code" and cell.source.strip():
             language = "text" if cell.source.startswith("%") else "python"
             parts.append(f"```{language}\n{cell.source}\n```")
-            for index, output in enumerate(cell.outputs):
+            for index, output in enumerate(_joined(cell.outputs)):
                 picture = output.get("data", {}).get("image/png")
                 if picture:
                     name = f"{path.stem}_{number}_{index}.png"
@@ -49,6 +50,15 @@ def page_of_notebook(path: Path) -> dict[str, str | bytes]:
                     parts.append(_text_of(output))
     files[f"notebooks/{path.stem}.md"] = "\n\n".join(part for part in parts if part) + "\n"
     return files
+
+
+def _joined(outputs: Iterable[Any]) -> list[Any]:
+    """Return outputs after joining the texts that the cell printed one after the other."""
+    joined: list[Any] = []
+    for is_text, group in itertools.groupby(outputs, lambda output: output.output_type == "stream"):
+        of_kind = list(group)
+        joined += [{"text": "".join(output.text for output in of_kind)}] if is_text else of_kind
+    return joined
 
 
 def _text_of(output: Any) -> str:

@@ -39,17 +39,17 @@ def _anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("library", "number"),
+    ("library", "page"),
     [
-        ("accelerate", 0),
-        pytest.param("transformers", 1, marks=pytest.mark.slow),
-        pytest.param("lightning", 2, marks=pytest.mark.slow),
+        ("accelerate", "accelerate.md"),
+        pytest.param("transformers", "transformers_trainer.md", marks=pytest.mark.slow),
+        pytest.param("lightning", "lightning.md", marks=pytest.mark.slow),
     ],
 )
-def test_examples_of_the_page_of_trainers_run_on_two_ranks(tmp_path: Path, library: str, number: int) -> None:
+def test_examples_of_the_pages_of_trainers_run_on_two_ranks(tmp_path: Path, library: str, page: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "trainers.md").read_text(), re.DOTALL)
-    script = write_script(tmp_path, examples[number])
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    script = write_script(tmp_path, example)
     done = run([sys.executable, script], cwd=tmp_path, variables={})
     assert done.returncode == 0, done.stderr
     assert "processes: 2" in done.stdout

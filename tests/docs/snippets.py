@@ -7,6 +7,7 @@ Paths and URLs of examples lead into a folder of the test.
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-_EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_EXAMPLE = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _SETTINGS = re.compile(r"\(\s*\.\.\., ")
 _PLACES = re.compile(r"(?<=\")(?:s3:/)?/(?=bucket/|data/|shared/|Volumes/)")
 
@@ -24,7 +25,9 @@ _PLACES = re.compile(r"(?<=\")(?:s3:/)?/(?=bucket/|data/|shared/|Volumes/)")
 def examples_of(page: Path) -> list[tuple[int, str]]:
     """The examples of a page, with the number of the line before each."""
     text = page.read_text()
-    return [(text.count("\n", 0, found.start(1)), found[1]) for found in _EXAMPLE.finditer(text)]
+    return [
+        (text.count("\n", 0, found.start(2)), textwrap.dedent(found[2])) for found in _EXAMPLE.finditer(text)
+    ]
 
 
 def run_examples(

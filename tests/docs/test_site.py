@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 
@@ -96,3 +98,29 @@ def test_page_of_environment_variables_has_all_that_the_code_names() -> None:
     others = set(re.findall(r'environ\.get\(\s*"([A-Z_]+)"', text)) - {"SPARK_LOCAL_DIRS", "PYTHONPATH"}
     assert ours
     assert {name for name in ours | others if f"`{name}`" not in page} == set()
+
+
+class OnePage(BaseHTTPRequestHandler):
+    """A server with the page ``/there`` alone, which refuses ``/refused``."""
+
+    def do_GET(self) -> None:
+        self.send_response({"/there": 200, "/refused": 403}.get(self.path, 404))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+def test_links_to_other_sites_are_told_apart_by_what_their_servers_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "site")
+    links = import_module("links")
+    assert any(address.startswith("https://arxiv.org/") for address in links.addresses())
+    with ThreadingHTTPServer(("127.0.0.1", 0), OnePage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        site = f"http://127.0.0.1:{server.server_port}"
+        states = [links.state_of(f"{site}/{page}") for page in ("there", "gone", "refused")]
+        server.shutdown()
+    assert states == ["good", "wrong: HTTP 404", "not checked: HTTP 403"]
+    assert links.state_of(f"{site}/there").startswith("not checked: "), "no server"

@@ -15,7 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from sparkdl.estimators import TorchEstimator
+from sparkdl.parallel import Parallelism
 from tests.docs.snippets import PAGES, examples_of, run_examples
 from tests.launchers import run
 from tests.run_ranks import run_ranks
@@ -24,14 +27,14 @@ from tests.spark.docs.test_snippets_on_spark import PAGES_ON_SPARK
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
-RUN_BY_OTHER_TESTS = {"README.md", "trainers.md"}
+RUN_BY_OTHER_TESTS = {"README.md", "accelerate.md", "lightning.md", "transformers_trainer.md"}
 """Pages whose own tests, in ``tests/cli/test_readme.py``, run their examples."""
 
 # Scripts: page, its examples that belong to the script, what it prints, and how many ranks `sparkdl run` starts,
 # 0 for a script that starts its ranks itself.
 SCRIPTS = (
     ("horovod.md", slice(0, 1), "loss", 2),
-    ("parallelism.md", slice(0, 2), "loss", 2),
+    ("parallelism.md", slice(1, 4), "loss", 2),
     ("runner.md", slice(0, 1), "30.0", 0),
     ("runner.md", slice(2, 3), "10.0", 0),
     ("torchdistributor.md", slice(0, 1), "loss:", 0),
@@ -69,7 +72,18 @@ def test_examples_without_spark_run(name: str, tmp_path: Path) -> None:
         pq.write_table(pa.table(numbers), tmp_path / folder / "part-0.parquet", row_group_size=500)
     tokens = [rng.integers(1, 99, length).tolist() for length in rng.integers(5, 300, 500)]
     pq.write_table(pa.table({"tokens": tokens}), tmp_path / "data" / "tokens" / "part-0.parquet")
-    run_examples(name, tmp_path, {})
+    names = {"TorchEstimator": TorchEstimator, "settings": {"model": torch.nn.Linear(4, 1)}}
+    run_examples(name, tmp_path, names)
+
+
+def test_estimator_of_the_page_about_parallelism_has_these_params(tmp_path: Path) -> None:
+    page = next(page for page in PAGES if page.name == "parallelism.md")
+    (_, text), *_ = examples_of(page)
+    estimator = eval(
+        text.replace("..., ", ""), {"TorchEstimator": TorchEstimator, "Parallelism": Parallelism}
+    )
+    assert estimator.getNumWorkers() == 8
+    assert estimator.getParallelism() == Parallelism(shard=4, tensor=2)
 
 
 @pytest.mark.slow

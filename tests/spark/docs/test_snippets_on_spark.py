@@ -9,11 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import timm
 import torch
+from PIL import Image
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import Imputer
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import functions as F
 from torch import nn
 
 import sparkdl.horovod.torch as hvd
@@ -26,7 +29,7 @@ from tests.unit.networks.pretrained_folders import write_folder
 
 pytestmark = pytest.mark.any_spark_will_do
 
-QUICK = ("checkpoints.md", "databricks.md", "slow_links.md", "stores.md", "trained_elsewhere.md")
+QUICK = ("checkpoints.md", "databricks.md", "onnx.md", "slow_links.md", "stores.md", "trained_elsewhere.md")
 LONG = (
     "doctor.md",
     "elastic.md",
@@ -38,6 +41,7 @@ LONG = (
     "monitoring.md",
     "peft.md",
     "petastorm.md",
+    "profiling.md",
     "ready_made.md",
     "runner.md",
     "tracking.md",
@@ -123,6 +127,23 @@ def names_of(spark: Any) -> dict[str, Any]:
     }
 
 
+def write_trained(folder: Path) -> dict[str, str]:
+    """Write what the page about trained models takes, and return the changes of its names; Spark has its own folder."""
+    (folder / "flowers").mkdir()
+    for number in range(3):
+        Image.new("RGB", (300, 200 + number), (80 * number, 90, 20)).save(
+            folder / "flowers" / f"{number}.jpg"
+        )
+    torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), folder / "best.pt")
+    write_folder(folder / "bert", kind="bert")
+    names = {
+        "flowers": "flowers",
+        "scored": "scored",
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "bert",
+    }
+    return {f'"{name}"': repr(str(folder / place)) for name, place in names.items()}
+
+
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)])
 def test_examples_of_a_page_run(
     spark: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracked: Any
@@ -142,8 +163,13 @@ def test_examples_of_a_page_run(
     pq.write_table(pa.table(images), tmp_path / "data" / "images" / "part-0.parquet")
     try:
         names = names_of(spark)
-        if name == "peft.md":
+        changes = dict(CHANGES)
+        if name in ("inputs.md", "peft.md"):
             write_folder(tmp_path / "data" / "bert", kind="bert")
+        if name == "ready_made.md":
+            names["df"] = names["df"].withColumn("text", F.expr("repeat('once upon a time ', 40)"))
+        if name == "trained_elsewhere.md":
+            changes |= write_trained(tmp_path)
         if name == "tracking.md":
             names["settings"] |= {"model": nn.Linear(4, 7), "loss": "cross_entropy"}
             names["df"] = names["df"].selectExpr("*", "label AS age", "label AS income")
@@ -151,10 +177,14 @@ def test_examples_of_a_page_run(
             name,
             tmp_path,
             names,
-            CHANGES,
+            changes,
             begin=int(name in BEGIN_WITH_A_SCRIPT),
             is_afresh=name in WITH_NAMES_OF_THEIR_OWN,
         )
+        if name == "trained_elsewhere.md":
+            scored = spark.read.parquet(str(tmp_path / "scored")).collect()
+            assert {row["prediction"] for row in scored} <= {"daisy", "rose", "tulip"}
+            assert [len(row["probability"]) for row in scored] == [3, 3, 3]
     finally:
         hvd.shutdown()
         mlflow.set_registry_uri(registry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +17,7 @@ from pyspark.sql import functions as F
 from torch import nn
 
 import sparkdl.mlflow
+from sparkdl import Runner
 from sparkdl.errors import DataError, ParamError, ParamTypeError
 from sparkdl.estimators import LanguageModelModel, TorchModel, torch_model
 from tests.unit.networks.pretrained_folders import write_folder
@@ -154,6 +154,28 @@ def test_a_module_is_logged_with_example_rows(spark, tracked: Path) -> None:
         sparkdl.mlflow.log_model(model, outputs="class")
 
 
+def trained_by_a_runner() -> nn.Module:
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    network = DistributedDataParallel(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    inputs = torch.randn(64, 2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(inputs), (inputs[:, 0] > 0).long()).backward()
+        optimizer.step()
+    return network.module
+
+
+@pytest.mark.any_spark_will_do
+def test_a_module_that_a_function_of_a_runner_trained_predicts(spark) -> None:
+    module = Runner(num_workers=2, local=True).run(trained_by_a_runner)
+    rows = spark.createDataFrame([([2.0, 0.1],), ([-2.0, 0.1],)], "features array<double>")
+    model = TorchModel.from_module(module, example=rows, outputs="class", labels=["left", "right"])
+    assert [row["prediction"] for row in model.transform(rows).collect()] == ["right", "left"]
+
+
 class MeanOfRows(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows - rows.mean(0)
@@ -228,6 +250,11 @@ def test_a_trained_model_of_transformers_predicts_as_its_pipeline(texts, tmp_pat
     embedding = TorchModel.from_pretrained(folder, example=texts, task="feature-extraction")
     vectors = [row["prediction"] for row in embedding.transform(texts).orderBy("id").collect()]
     assert [vector and len(vector) for vector in vectors] == [4, None, 4, 4]
+    body = transformers.AutoModel.from_pretrained(folder).float()
+    pipeline = transformers.pipeline("feature-extraction", model=body, tokenizer=tokenizer)
+    for row, vector in ((rows[0], vectors[0]), (rows[2], vectors[2])):
+        states = np.array(pipeline(row["text"])[0])  # (tokens, hidden size)
+        np.testing.assert_allclose(vector, states.mean(axis=0), rtol=1e-4, atol=1e-6)
     with pytest.raises(ParamError, match="takes 'text-classification', 'feature-extraction'"):
         TorchModel.from_pretrained(folder, example=texts, task="translation")
 
@@ -317,26 +344,6 @@ def test_a_trained_network_of_timm_scores_a_folder_of_images(images, tmp_path) -
         rows = model.transform(given).collect()
         assert [row["prediction"] for row in rows] == ["abcde"[index] for index in expected.argmax(1)]
         np.testing.assert_allclose([row["scores"].toArray() for row in rows], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.any_spark_will_do
-def test_the_example_of_the_docs_scores_a_folder_of_images(spark, tmp_path, monkeypatch) -> None:
-    import timm
-    from PIL import Image
-
-    page = Path(__file__).resolve().parents[3] / "docs" / "trained_elsewhere.md"
-    (example,) = re.findall(r"```text\n(from pyspark.*?)```", page.read_text(), flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    Path("flowers").mkdir()
-    for number in range(3):
-        Image.new("RGB", (300, 200 + number), (80 * number, 90, 20)).save(f"flowers/{number}.jpg")
-    torch.save(timm.create_model("resnet18", num_classes=3).state_dict(), "best.pt")
-    for name in ("flowers", "scored"):  # Spark's own working directory is another one
-        example = example.replace(f'"{name}"', repr(str(tmp_path / name)))
-    exec(example, {})
-    scored = spark.read.parquet(str(tmp_path / "scored")).collect()
-    assert {row["prediction"] for row in scored} <= {"daisy", "rose", "tulip"}
-    assert [len(row["probability"]) for row in scored] == [3, 3, 3]
 
 
 def test_a_trained_image_classifier_of_transformers_predicts_with_its_processor(images, tmp_path) -> None:

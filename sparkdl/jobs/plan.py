@@ -7,6 +7,7 @@ formats the plan, one fact per line.
 
 from __future__ import annotations
 
+import math
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 
 _SAMPLE_ROWS = 256
+
+PYTHON_BYTES = 512 << 20
+"""Memory of a rank before it has a model: Python with torch on a CPU."""
 
 
 def open_rows(source: DataSource, spark: SparkSession) -> DataFrame:
@@ -293,6 +297,7 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
         ("model", _model(plan)),
         ("memory", _memory(plan)),
         *(("host", _host(plan, index)) for index in range(len(plan.hosts))),
+        ("overhead", _overhead(plan)),
         ("output", state),
     ]
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
@@ -338,6 +343,18 @@ def _memory(plan: JobPlan) -> str:
     return (
         f"of each rank: {model}, rows read ahead up to {in_bytes(plan.read_ahead_bytes)}; in addition Python with "
         "torch, and the activations of a step"
+    )
+
+
+def _overhead(plan: JobPlan) -> str:
+    """Return the setting for the ranks of the fullest host, by the formula of ``docs/deploy.md``."""
+    num_ranks = max(len(host.ranks) for host in plan.hosts)
+    num_bytes = num_ranks * (PYTHON_BYTES + plan.read_ahead_bytes + (plan.model.total if plan.model else 0))
+    without = "" if plan.model else "the model, "
+    return (
+        f"spark.executor.memoryOverhead={math.ceil(num_bytes / 2**20)}m for {num_ranks} rank"
+        f"{'s' if num_ranks > 1 else ''} in an executor on YARN or Kubernetes; in addition {without}the activations of "
+        "a step, and the size of /dev/shm"
     )
 
 

@@ -88,6 +88,8 @@ def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
         "host     alpha: 1 rank (0) on 4 cores, with 1 thread, 1.0 MiB of free memory: less than the 7.8 MiB that "
         "these need",
         "host     beta: 1 rank (1) on 8 cores, with 2 threads",
+        "overhead spark.executor.memoryOverhead=520m for 1 rank in an executor on YARN or Kubernetes; in addition the "
+        "activations of a step, and the size of /dev/shm",
         "output   /out is empty",
     ]
 
@@ -100,6 +102,9 @@ def test_ranks_that_read_the_same_rows_are_named_as_groups(tmp_path):
 def test_model_that_depends_on_the_rows_has_no_known_size(tmp_path):
     lines = plan_text(read(tmp_path), make_plan(model=None), ["image"], "").splitlines()
     assert "model    size not known before the fit, as the rows determine the model" in lines
+    assert "in addition the model, the activations of a step" in next(
+        line for line in lines if line.startswith("overhead")
+    )
 
 
 def test_read_ahead_of_a_feed_is_twice_a_small_dataset_and_bounded_for_a_large_one():

@@ -312,7 +312,7 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weigh
         columns += [
             _label(F.col(quoted(label)).cast(kind), output, kind).alias(f"label{index}"),
             of_label(prediction).alias(f"prediction{index}"),
-            (_score(of_label(raw), output) if _is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
+            (_score(of_label(raw), output) if is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
         ]
     weights = F.col(quoted(weight)).cast("double") if weight else F.lit(1).cast("bigint")
     return scored.select(*columns, weights.alias("weight"))
@@ -326,7 +326,8 @@ def _label(label: Column, output: ModelOutput, kind: str) -> Column:
     return F.when(label >= 0, label) if output.kind != "value" and output.classes is None else label
 
 
-def _is_scored(output: ModelOutput) -> bool:
+def is_scored(output: ModelOutput) -> bool:
+    """Whether an output is of two classes, or may be, with a score for each."""
     return has_scores(output) and output.num_classes in (None, 2)
 
 
@@ -369,7 +370,7 @@ def _classes(
     for row in complete:
         confusion[number_of[row[0]], number_of[row[1]]] += row["weight"]
     scored = None
-    if _is_scored(output) and len(labels) == 2:
+    if is_scored(output) and len(labels) == 2:
         scores = sorted({row[2] for row in complete}, reverse=True)
         place = {value: number for number, value in enumerate(scores)}
         scored = np.zeros((2, len(scores)))

@@ -21,9 +21,10 @@ from sparkdl.data.dataset.dataset import missing_column_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation, is_scored
 from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.heads import class_numbers
-from sparkdl.model.predictor import Predictor
+from sparkdl.model.predictor import Answer, Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,22 +33,26 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data import Column
+    from sparkdl.estimators.evaluation import ModelEvaluation
     from sparkdl.estimators.torch_model import TorchModel
+    from sparkdl.model.signature import ModelOutput
 
 
 _MOST_SHOWN = 30
+_ERRORS = ("rootMeanSquaredError", "meanAbsoluteError")
+"""The metrics of which a smaller value is better."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FeatureImportances(ShownAsText):
-    """How much a score falls if a feature is shuffled. ``print`` and notebooks show the most important features.
+    """How much worse a score is if a feature is shuffled. ``print`` and notebooks show the most important features.
 
     Attributes:
         names: names of the features: those of the columns, and ``column[index]`` for elements of vectors and arrays.
-        means: mean fall of the score, by feature.
-        deviations: standard deviation of the fall over the repetitions, by feature.
+        means: mean fall of the score, of errors their mean rise, by feature.
+        deviations: standard deviation of that over the repetitions, by feature.
         score: score of the unchanged rows.
-        metric: name of the score: ``accuracy`` for classes, ``r2`` for numbers.
+        metric: name of the score, such as ``accuracy``.
         numInstances: number of rows.
     """
 
@@ -57,6 +62,10 @@ class FeatureImportances(ShownAsText):
     score: float
     metric: str
     numInstances: int
+
+    @property
+    def _change(self) -> str:
+        return f"{'rise' if self.metric in _ERRORS else 'fall'} of {self.metric}"
 
     @property
     def order(self) -> list[int]:
@@ -70,7 +79,7 @@ class FeatureImportances(ShownAsText):
         lines = [
             f"{self.numInstances:,} rows, {self.metric} {self.score:.4f}",
             "",
-            f"{'feature'.ljust(width)}  fall of {self.metric} if shuffled",
+            f"{'feature'.ljust(width)}  {self._change} if shuffled",
         ]
         lines += [
             f"{self.names[index].ljust(width)}  {self.means[index]:8.4f} +- {self.deviations[index]:.4f}"
@@ -90,13 +99,13 @@ class FeatureImportances(ShownAsText):
             [self.names[index] for index in shown],
             self.means[shown],
             self.deviations[shown],
-            f"fall of {self.metric} ({self.score:.4g}) if the feature is shuffled",
+            f"{self._change} ({self.score:.4g}) if the feature is shuffled",
         )
         return figure
 
 
 def measure_importances(
-    model: TorchModel, dataset: DataFrame, *, num_rows: int, num_repeats: int, seed: int
+    model: TorchModel, dataset: DataFrame, *, metric: str | None, num_rows: int, num_repeats: int, seed: int
 ) -> FeatureImportances:
     """Measure the importances; see :meth:`sparkdl.estimators.TorchModel.featureImportances`."""
     check_frame(dataset, "featureImportances")
@@ -143,11 +152,16 @@ def measure_importances(
         labels = class_numbers(labels, output.classes, label)
     labels = labels.astype(np.float64)
 
-    def score_of(changed: Mapping[str, npt.NDArray[Any]]) -> float:
-        predictions = predictor.answer(changed, ("prediction",))[output.name]["prediction"]
-        return _score(predictions, labels, weights, is_r2=output.kind == "value")
+    name = metric or ("r2" if output.kind == "value" else "accuracy")
+    wanted: tuple[Answer, ...] = ("prediction", "rawPrediction") if is_scored(output) else ("prediction",)
 
-    score = score_of(inputs)
+    def score_of(changed: Mapping[str, npt.NDArray[Any]]) -> float:
+        scores = _evaluation(predictor.answer(changed, wanted)[output.name], labels, weights, output).metrics
+        if name not in scores:
+            raise ParamError(f"metric is {name!r}, and this model has {', '.join(scores)}.")
+        return scores[name]
+
+    score, sign = score_of(inputs), -1 if name in _ERRORS else 1
     units = list(_units(trained))
     falls = np.zeros((len(units), num_repeats))
     for number, (_, column, element) in enumerate(units):
@@ -158,13 +172,13 @@ def measure_importances(
                 shuffled = shuffled[order]
             else:
                 shuffled[:, element] = shuffled[order, element]
-            falls[number, repeat] = score - score_of(inputs | {column: shuffled})
+            falls[number, repeat] = sign * (score - score_of(inputs | {column: shuffled}))
     return FeatureImportances(
         names=tuple(name for name, _, _ in units),
         means=falls.mean(axis=1),
         deviations=falls.std(axis=1),
         score=score,
-        metric="r2" if output.kind == "value" else "accuracy",
+        metric=name,
         numInstances=len(labels),
     )
 
@@ -179,13 +193,33 @@ def _units(columns: tuple[Column, ...]) -> Iterator[tuple[str, str, int | None]]
             yield column.name, column.name, None
 
 
-def _score(
-    predictions: npt.NDArray[Any], labels: npt.NDArray[np.float64], weights: Any, *, is_r2: bool
-) -> float:
-    """Return the accuracy of classes, or R2 of numbers, which is NaN if all labels are equal."""
-    if not is_r2:
-        return float(np.average(predictions == labels, weights=weights))
-    errors = np.average((predictions - labels) ** 2, weights=weights)
-    center = np.average(labels, weights=weights)
-    variance = np.average((labels - center) ** 2, weights=weights)
-    return float(1 - errors / variance) if variance else float("nan")
+def _evaluation(
+    answers: Mapping[Answer, npt.NDArray[np.float64]],
+    labels: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64] | None,
+    output: ModelOutput,
+) -> ModelEvaluation:
+    """Return how good answers are for labels, numbers or the numbers of classes; ``weights`` are those of the rows."""
+    predictions, count = answers["prediction"], len(labels)
+    if output.kind == "value":
+        errors = predictions - labels
+        square = np.average(errors**2, weights=weights)
+        variance = np.average((labels - np.average(labels, weights=weights)) ** 2, weights=weights)
+        return RegressionEvaluation(
+            numInstances=count,
+            numLeftOut=0,
+            meanAbsoluteError=float(np.average(np.abs(errors), weights=weights)),
+            meanSquaredError=float(square),
+            r2=float(1 - square / variance) if variance else float("nan"),
+        )
+    known, numbers = np.unique(np.stack([labels, predictions]), return_inverse=True)
+    confusion: npt.NDArray[Any] = np.zeros((len(known), len(known)))
+    np.add.at(confusion, tuple(numbers.reshape(2, count)), 1.0 if weights is None else weights)
+    scored = None
+    if "rawPrediction" in answers and {*labels} <= {0, 1}:
+        descending, places = np.unique(np.diff(-answers["rawPrediction"]), return_inverse=True)
+        scored = np.zeros((2, len(descending)))
+        np.add.at(scored, (labels.astype(int), places.ravel()), 1.0 if weights is None else weights)
+    return ClassificationEvaluation(
+        labels=tuple(known), numInstances=count, confusion=confusion, numLeftOut=0, _scored=scored
+    )

@@ -123,7 +123,7 @@ def plot_classes(
     shares = confusion / np.where(totals > 0, totals, 1)
     axes = panels[0]
     picture = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(picture, ax=axes, label="share of the label's rows", shrink=0.8)
+    figure.colorbar(picture, ax=axes, location="top", label="share of the label's rows", shrink=0.8)
     if len(labels) <= 30:
         axes.set_xticks(range(len(labels)), map(str, labels), rotation=90 if len(labels) > 6 else 0)
         axes.set_yticks(range(len(labels)), map(str, labels))

@@ -281,10 +281,11 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             **({"fit": describe_values(self.summary)} if self.history else {}),
             **({} if uri is None else {"MLflow": uri}),
         }
+        epochs = f"<details><summary>epochs</summary>{self.summary._repr_html_()}</details>"
         return (
             f"<strong>{type(self).__name__}</strong>{html_facts(facts)}"
             f"<details><summary>network</summary><pre>{html.escape(str(self.module))}</pre></details>"
-            f"<details><summary>epochs</summary>{self.summary._repr_html_()}</details>"
+            f"{epochs if self.history else ''}"
         )
 
     @property
@@ -374,9 +375,15 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         export_to(path, self.saved, self._select_features(example), format)
 
     def featureImportances(
-        self, dataset: DataFrame, *, num_rows: int = 10_000, num_repeats: int = 5, seed: int = 0
+        self,
+        dataset: DataFrame,
+        *,
+        metric: str | None = None,
+        num_rows: int = 10_000,
+        num_repeats: int = 5,
+        seed: int = 0,
     ) -> FeatureImportances:
-        """Return how much the accuracy or R2 of the predictions falls if each feature is shuffled among the rows.
+        """Return how much worse the predictions are if each feature is shuffled among the rows.
 
         The model predicts rows on the driver, ``(features * num_repeats + 1)`` times; features are columns, and each
         element of vectors and arrays of one length. Features that carry the same information each look unimportant,
@@ -385,17 +392,21 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
         Args:
             dataset: DataFrame with the feature columns, ``labelCol`` and ``weightCol``, if that is set.
+            metric: name of a metric of :meth:`evaluate`, such as ``areaUnderPR`` for a rare class; None for
+                ``accuracy`` of classes and ``r2`` of numbers.
             num_rows: maximum number of rows, drawn at random.
             num_repeats: number of times each feature is shuffled.
             seed: seed of the drawn rows and the shuffling.
 
         Raises:
             DataError: if a column is missing, or no row can be predicted.
-            ParamError: if the model predicts several columns, arrays or texts.
+            ParamError: if the model predicts several columns, arrays or texts, or has no such metric.
         """
         from sparkdl.estimators.importances import measure_importances
 
-        return measure_importances(self, dataset, num_rows=num_rows, num_repeats=num_repeats, seed=seed)
+        return measure_importances(
+            self, dataset, metric=metric, num_rows=num_rows, num_repeats=num_repeats, seed=seed
+        )
 
     def _write_folder(self, folder: Path) -> None:
         summary = self.summary

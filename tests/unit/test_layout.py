@@ -74,8 +74,8 @@ LAYERS = {
     "cli": "demo, __main__ | local_session | run, elastic_run",
     "bench": "allreduce | feed | fit | launch | link | parallel | scaling | step | transform, contest, rank_group, "
     "contenders | libraries | namespaces | options | report",
-    "estimators": "ready_made, torch_estimator, torch_model, given_module, fit | persistence | evaluation, "
-    "importances, learning_rate_search, params | summary, scoring | summary_plot",
+    "estimators": "ready_made, torch_estimator, torch_model, given_module, fit | persistence | importances, "
+    "evaluation, learning_rate_search, params | summary, scoring | summary_plot",
 }
 """The modules and folders of a floor, from the top: at run time a layer only imports later ones."""
 

@@ -231,5 +231,17 @@ def test_importances_are_the_fall_of_the_score_by_shuffling(rows, tmp_path):
     few = numbers.featureImportances(rows, num_rows=50)
     assert (few.metric, few.numInstances) == ("r2", 50)
     assert few.means[0] > 0.1 > abs(few.means[1])
+    for name, value in model.evaluate(rows).metrics.items():
+        assert model.featureImportances(rows, metric=name, num_repeats=1).score == pytest.approx(
+            value, abs=1e-3
+        )
+    areas = model.featureImportances(rows, metric="areaUnderPR", num_repeats=1)
+    assert areas.means[0] > 0.1 > abs(areas.means[1])
+    errors = numbers.featureImportances(rows, metric="rootMeanSquaredError")
+    assert errors.score == pytest.approx(numbers.evaluate(rows).rootMeanSquaredError)
+    assert errors.means[0] > 0.1, "errors rise"
+    assert "rise of rootMeanSquaredError if shuffled" in str(errors)
+    with pytest.raises(ParamError, match="metric is 'areaUnderPR', and this model has rootMeanSquaredError"):
+        numbers.featureImportances(rows, metric="areaUnderPR")
     with pytest.raises(DataError, match="There is no column 'price'"):
         numbers.featureImportances(rows.drop("price"))

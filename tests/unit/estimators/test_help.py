@@ -104,5 +104,7 @@ def test_a_notebook_shows_a_model_as_a_table(model):
     shown = model._repr_html_()
     assert shown.startswith("<strong>TorchModel</strong><table>")
     assert f"{type(model.module).__name__}, " in shown
+    assert "<summary>epochs</summary>" in shown
+    assert "<summary>epochs</summary>" not in TorchModel(model.saved)._repr_html_(), "without a fit"
     assert isinstance(model, TorchModel)
     assert isinstance(model.module, nn.Module)

@@ -220,6 +220,10 @@ def test_params_reach_network_and_optimizer(dataset):
     assert of_tables <= logged.keys()
     assert (logged["hiddenSizes"], logged["metrics"]) == ([7], "rmse, r2")
     assert (logged["model"], logged["loss"]) == ("TabularNetwork", "StandardizedMSELoss")
+    names, defaults = list(logged), {"batchSize", "epochs", "numWorkers", "handleInvalid", "momentum"}
+    first_default = min(names.index(name) for name in defaults & logged.keys())
+    assert max(names.index(name) for name in ("featuresCol", "labelCol", *params)) < first_default
+    assert names.index("numRows") < first_default
 
 
 @pytest.mark.parametrize(

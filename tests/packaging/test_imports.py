@@ -32,6 +32,24 @@ def test_import_brings_neither_torch_nor_pyspark(modules: str, absent: set[str])
     run_python(f"import sys, {modules}; assert not {absent} & sys.modules.keys()")
 
 
+def test_completion_lists_the_public_names_of_packages_that_load_them_on_first_use() -> None:
+    files = [
+        path.parent.relative_to(ROOT)
+        for path in ROOT.glob("sparkdl/**/__init__.py")
+        if "import attributes" in path.read_text()
+    ]
+    packages = sorted({".".join(folder.parts) for folder in files} | {"sparkdl.estimators"})
+    assert {"sparkdl", "sparkdl.data", "sparkdl.runner"} <= set(packages)
+    run_python(
+        "import importlib\n"
+        f"for name in {packages}:\n"
+        "    package = importlib.import_module(name)\n"
+        "    missing = set(package.__all__) - set(dir(package))\n"
+        "    assert not missing, (name, missing)\n"
+        "    assert '__doc__' in dir(package) and package.__all__, name\n"
+    )
+
+
 def test_serving_needs_neither_pyspark_nor_petastorm_nor_the_extension() -> None:
     hidden = "('pyspark', 'petastorm', 'mlflow', 'mpi4py', 'sparkdl._native')"
     run_python(f"import sys; sys.modules.update(dict.fromkeys({hidden})); import sparkdl.model.served_model")

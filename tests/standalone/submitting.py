@@ -115,7 +115,12 @@ def submit_command(
 
 def train_command(*arguments: str | Path) -> list[str]:
     """Return the ``sparkdl train`` command with arguments."""
-    return [sys.executable, "-m", "sparkdl.cli", "train", *map(str, arguments)]
+    return command("train", *arguments)
+
+
+def command(name: str, *arguments: str | Path) -> list[str]:
+    """Return a command of ``sparkdl`` with arguments."""
+    return [sys.executable, "-m", "sparkdl.cli", name, *map(str, arguments)]
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
@@ -17,6 +18,7 @@ from tests.standalone.cluster import StandaloneCluster
 from tests.standalone.submitting import (
     SCRIPT,
     assert_gone,
+    command,
     rank_pids,
     run,
     started,
@@ -73,6 +75,27 @@ def test_submitted_job_equals_sparkdl_train_to_the_bit(cluster, rows, undisturbe
     other = run(submit_command(cluster, [SCRIPT, job, "epochs=6"]), tmp_path)
     assert other.code == 2
     assert "another job: params.epochs was 5 and is 6" in other.said
+
+
+def test_rows_are_predicted_by_the_command_and_by_a_submitted_job_alike(cluster, rows, undisturbed, tmp_path):
+    section = f"predict:\n  parquet: {rows}\n  model: {undisturbed / 'out'}\n  output: {tmp_path}/scored\n"
+    job = write_job(tmp_path, rows)
+    job.write_text(job.read_text() + section)
+    here = run(command("predict", job), tmp_path)
+    assert here.code == 0, here.said
+    assert f"Done: {tmp_path}/scored has the predictions." in here.said
+    there = run(
+        submit_command(cluster, [SCRIPT, "--predict", job, f"predict.output={tmp_path}/there"]), tmp_path
+    )
+    assert there.code == 0, there.said
+    scored, submitted = (pq.read_table(tmp_path / name).to_pylist() for name in ("scored", "there"))
+    assert len(scored) == len(submitted) == pq.read_table(rows).num_rows
+    by_features = [sorted(table, key=lambda row: row["image"]) for table in (scored, submitted)]
+    np.testing.assert_allclose(*([row["prediction"] for row in table] for table in by_features), rtol=1e-6)
+
+    twice = run(command("predict", job), tmp_path)
+    assert twice.code == 2
+    assert "scored of the predictions exists" in twice.said
 
 
 def test_the_plan_of_a_submitted_job_is_printed_and_nothing_is_trained(cluster, rows, tmp_path):

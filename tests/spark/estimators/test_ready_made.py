@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import json
+
 import mlflow
 import numpy as np
 import pytest
+import torch
 from pyspark.ml.classification import ClassificationModel, Classifier, OneVsRest, OneVsRestModel
 from pyspark.ml.evaluation import (
     BinaryClassificationEvaluator,
@@ -23,6 +26,7 @@ from pyspark.sql import functions as F
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.model.saved_model import load_model
+from sparkdl.model.served_columns import as_trained
 from sparkdl.model.served_model import PyfuncModel
 from tests.servers.fresh_mlflow import tracked
 from tests.spark.estimators.estimator_examples import store_is_empty
@@ -98,6 +102,26 @@ def test_a_classifier_of_two_classes_reports_accuracy_and_auroc_unasked(people, 
     assert model.history[-1].metrics["auroc"] > 0.99
     right = model.transform(people).where("prediction = label").count()
     assert right / people.count() == pytest.approx(model.history[-1].metrics["accuracy"], abs=0.05)
+
+
+def test_a_fitted_classifier_is_exported_and_onnx_runtime_computes_what_transform_does(
+    people, classified, tmp_path
+):
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    _, model = classified
+    model.export(str(tmp_path / "people.onnx"), example=people.limit(8))
+    session = runtime.InferenceSession(tmp_path / "people.onnx")
+    assert [given.name for given in session.get_inputs()] == ["numeric features", "categorical features"]
+    scored = model.transform(people.limit(5)).toPandas()
+    # The lines of docs/trained_elsewhere.md.
+    inputs = model.saved.signature.inputs
+    columns = {column.name: as_trained(scored[column.name], column) for column in inputs.columns}
+    tensors = inputs.tensors(inputs.prepared(columns), torch.device("cpu"))
+    (scores,) = session.run(None, {name: tensor.numpy() for name, tensor in tensors.items()})
+    expected = np.stack([vector.toArray() for vector in scored["probability"]])
+    np.testing.assert_allclose(torch.tensor(scores).softmax(1), expected, rtol=1e-4, atol=1e-6)
+    (output,) = json.loads(session.get_modelmeta().custom_metadata_map["sparkdl.outputs"])
+    assert len(output["classes"] or expected[0]) == 2
 
 
 def test_prediction_of_a_single_row_equals_transform(people, classified):
@@ -226,6 +250,10 @@ def test_missing_values_and_times_are_imputed_alike_in_transform_and_when_served
     regression = numbers.fit(holes)
     example = mlflow.models.get_model_info(regression.summary.model_uri).saved_input_example_info
     assert example is not None  # though the first row has nulls
+    logged = mlflow.get_run(regression.summary.run_id).data.metrics
+    unasked = regression.history[-1].metrics
+    assert [*unasked] == ["rmse", "r2"]
+    assert {name: logged[name] for name in unasked} == pytest.approx(unasked)
     prices = regression.transform(holes)  # several columns of numbers go to Python as one
     assert prices.where("prediction IS NULL").count() == 0
     with pytest.raises(

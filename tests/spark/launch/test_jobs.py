@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,12 +13,16 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F
 
+import sparkdl.jobs
 from sparkdl.errors import DataError, JobFileError, ParamError
 from sparkdl.estimators import LanguageModelModel, TorchClassificationModel
 from sparkdl.jobs.job import read_job, read_prediction_job
 from sparkdl.jobs.predict import run_prediction
 from sparkdl.jobs.run_job import run_job
 from sparkdl.jobs.yaml_tree import read_override
+from sparkdl.spark.session import is_connect
+
+SCRIPT = Path(sparkdl.jobs.__file__).parent / "script" / "sparkdl_job.py"
 
 JOB = """\
 data:
@@ -77,7 +83,7 @@ def predicted(spark: Any, folder: Path, *arguments: str) -> Any:
 
 @pytest.mark.no_cluster_needed
 @pytest.mark.slow_elsewhere
-def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path):
+def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path, monkeypatch):
     run = runs_of(spark, frame, tmp_path)
     plan = run(is_dry_run=True)
     assert "rows     203 of sql SELECT image, digit" in plan
@@ -105,7 +111,14 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     assert result["test"]["accuracy"] == pytest.approx(accuracy)
     assert f"Done: in the test accuracy {accuracy:.4g}" in said
 
-    scored = predicted(spark, tmp_path)
+    if is_connect(spark):
+        scored = predicted(spark, tmp_path)
+    else:  # as spark-submit runs it
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--predict", str(tmp_path / "job.yaml")])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+        assert ended.value.code == 0
+        scored = spark.read.parquet(str(tmp_path / "scored"))
     assert scored.columns == ["id", "digit", "rawPrediction", "probability", "prediction"]
     assert scored.count() == 203
     with pytest.raises(ParamError, match="scored of the predictions exists.*predict.mode"):
@@ -160,9 +173,12 @@ def test_job_says_that_its_ranks_come_and_go_and_its_own_session_has_a_slot_for_
 @pytest.mark.any_spark_will_do
 def test_job_is_run_on_a_table_as_on_a_query(spark, frame, tmp_path):
     run = runs_of(spark, frame, tmp_path)
+    file = tmp_path / "job.yaml"
+    file.write_text(file.read_text().replace('  metrics: {sure: "metrics_of_jobs:sure"}\n', ""))
     run("data.table=rows_of_jobs", "data.validation=", "epochs=1", f"output={tmp_path / 'of the table'}")
     of_table = json.loads((tmp_path / "of the table" / "result.json").read_text())
     assert of_table["epochs"] == 1
+    assert [*of_table["metrics"]] == [*of_table["history"][0]["metrics"]] == ["accuracy"], "unasked"
 
 
 LANGUAGE_JOB = """\

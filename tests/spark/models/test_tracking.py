@@ -103,6 +103,16 @@ def test_trials_in_a_run_are_all_nested_under_the_name_of_their_table(spark, fra
     (trained_on,) = run.inputs.dataset_inputs
     assert trained_on.dataset.name == "digits_of_trials"
     assert json.loads(trained_on.dataset.source) == {"table_name": "digits_of_trials"}
+    frame.write.parquet(str(tracked / "digits.parquet"))
+    fitted = make_estimator(tracked, tracking="on", epochs=1, numWorkers=1).fit(
+        spark.read.parquet(str(tracked / "digits.parquet"))
+    )
+    (trained_on,) = mlflow.get_run(fitted.summary.run_id).inputs.dataset_inputs
+    assert (trained_on.dataset.name, trained_on.dataset.source_type) == ("digits.parquet", "spark")
+    source = json.loads(trained_on.dataset.source)
+    files = [path for path in (tracked / "digits.parquet").iterdir() if path.name.startswith("part-")]
+    assert Path(source["path"].removeprefix("file://")) == tracked / "digits.parquet"
+    assert (source["num_files"], source["is_delta"]) == (len(files), False)
     assert table_of(frame) is None
     joined = spark.table("digits_of_trials").join(spark.range(3), "id", "left_anti")
     assert table_of(joined) is None

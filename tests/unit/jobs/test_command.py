@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
@@ -50,6 +51,18 @@ def test_output_folder_that_no_job_wrote_is_refused_before_spark_starts(tmp_path
     assert "was not written by a job" in capsys.readouterr().err
 
 
+def test_with_logformat_json_the_error_of_a_job_is_an_event(tmp_path, capsys):
+    file = write_job(tmp_path)
+    (tmp_path / "thesis.tex").touch()
+    assert main(["train", str(file), f"output={tmp_path}", "logFormat=json"]) == 2
+    said = capsys.readouterr()
+    event = json.loads(said.err)
+    assert [*event] == ["time", "event", "type", "text"]
+    assert (event["event"], event["type"]) == ("error", "ParamError")
+    assert "was not written by a job" in event["text"]
+    assert said.out == ""
+
+
 def test_job_script_prints_a_program_that_takes_the_same_arguments(tmp_path, capsys, monkeypatch):
     assert main(["job-script"]) == 0
     path = capsys.readouterr().out.strip()
@@ -77,7 +90,7 @@ def test_missing_library_is_named(tmp_path, capsys, monkeypatch):
         command.importlib.util, "find_spec", lambda name: None if name == "ruamel.yaml" else object()
     )
     assert main(["train", str(write_job(tmp_path))]) == 2
-    assert "install it with: pip install ruamel.yaml" in capsys.readouterr().err
+    assert "Run pip install ruamel.yaml, or install sparkdl with its extra 'train'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

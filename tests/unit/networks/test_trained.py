@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.networks.images import TransformedImages
@@ -94,6 +95,16 @@ def test_own_weights_of_a_network_of_a_library_say_its_classes_and_have_to_be_al
     assert (trained.kind, trained.labels) == ("class", None)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
     assert str(trained.prepare.transform) == str(transform)
+
+    from torchvision.models import get_model, get_model_weights
+
+    _, name = TORCHVISION.split(":")
+    torch.save(get_model(name, num_classes=5).state_dict(), tmp_path / "weights.pt")
+    trained = load(TORCHVISION, weights=str(tmp_path / "weights.pt"))
+    assert repr(trained.prepare.transform) == repr(get_model_weights(name).DEFAULT.transforms())
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 260, 3), np.uint8))
+    expected = get_model_weights(name).DEFAULT.transforms()(image)
+    torch.testing.assert_close(trained.prepare.transform(image), expected)
 
     body = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith("fc.")}
     for weights, words in (

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import how_to_install
 from sparkdl.training.history import RankSeconds
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def plots() -> Any:
         return import_module("sparkdl.estimators.summary_plot")
     except ImportError as error:
         raise ImportError(
-            "plot() needs matplotlib, which is not installed here: pip install matplotlib."
+            f"plot() needs matplotlib, which is not installed here. {how_to_install('plot', 'matplotlib')}"
         ) from error
 
 

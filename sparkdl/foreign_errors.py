@@ -26,6 +26,7 @@ from sparkdl.errors import (
     StoreAccessError,
     StoreError,
     StoreFullError,
+    listed,
 )
 
 if TYPE_CHECKING:
@@ -320,6 +321,30 @@ def errors_as(
         return kind(f"{text.rstrip('.')}. {advice}" if advice else text)
 
     return _convert_errors(convert, of)
+
+
+def needing(
+    what: str, extra: str, *packages: str, kind: type[SparkdlError] = ParamError
+) -> AbstractContextManager[None]:
+    """Convert an ``ImportError`` of optional packages in this block to an error that says what to install.
+
+    Args:
+        what: what needs the packages.
+        extra: extra of sparkdl that has them.
+        packages: requirements of pip.
+        kind: class of the error.
+
+    Raises:
+        SparkdlError: of that class, in place of an ``ImportError``.
+    """
+    return errors_as(
+        kind, f"{what} needs {listed(packages)}", how_to_install(extra, *packages), of=ImportError
+    )
+
+
+def how_to_install(extra: str, *packages: str) -> str:
+    """Return the sentence of an error about optional packages that are not installed."""
+    return f"Run pip install {' '.join(packages)}, or install sparkdl with its extra {extra!r}."
 
 
 def store_errors(what: str, otherwise: str = "") -> AbstractContextManager[None]:

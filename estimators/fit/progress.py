@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.estimators.summary import html_table, rows_of_epochs
+from sparkdl.foreign_errors import needing
 from sparkdl.launch import AlikeLines
 from sparkdl.topology import name_ranks
 from sparkdl.training.history import SYSTEM, EpochRecord
@@ -119,7 +120,8 @@ class BarProgress(FitProgress):
     def status(self, text: str) -> None:
         """Show the current phase of the fit."""
         if self._bar is None:
-            from sparkdl.estimators.fit.bar import FitBar  # few fits are watched
+            with needing("showProgress", "data", "tqdm"):
+                from sparkdl.estimators.fit.bar import FitBar  # few fits are watched
 
             self._bar = FitBar(self._stream, text, in_notebook=self._in_notebook)
         else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkdl.data.files.filesystems import local_path
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import how_to_install
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "ranks": {"type": int, "default": 2, "help": "number of ranks (default: %(default)s)"},
@@ -107,6 +108,6 @@ def check_common_arguments(arguments: argparse.Namespace, **least: int) -> None:
     if picture is None:
         return
     if find_spec("matplotlib") is None:
-        raise ParamError("--plot needs matplotlib: pip install matplotlib")
+        raise ParamError(f"--plot needs matplotlib. {how_to_install('plot', 'matplotlib')}")
     if picture.suffix not in _PICTURES:
         raise ParamError(f"--plot {picture}: its name must end in {', '.join(_PICTURES)}.")

@@ -42,6 +42,7 @@ from sparkdl.errors import (
     SlotsMissingError,
     SparkdlError,
 )
+from sparkdl.foreign_errors import how_to_install
 
 DONE = 0
 FAILED = 1
@@ -223,11 +224,16 @@ def _status_of(read: Callable[[], Any], run: Callable[[Any], None]) -> int:
 
 
 def _require_libraries() -> None:
-    needed = ("ruamel.yaml", "pyspark", "torch", "petastorm")
-    missing = [package for package in needed if not _is_installed(package)]
+    needed = {
+        "ruamel.yaml": "ruamel.yaml",
+        "pyspark": "pyspark",
+        "torch": "torch",
+        "petastorm": "petastorm==0.12.1",
+    }
+    missing = [requirement for package, requirement in needed.items() if not _is_installed(package)]
     if missing:
         raise JobFileError(
-            f"A job needs {', '.join(missing)}; install it with: pip install {' '.join(missing)}"
+            f"A job needs {', '.join(missing)}, which is not installed. {how_to_install('train', *missing)}"
         )
 
 

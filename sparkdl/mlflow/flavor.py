@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
-from sparkdl.foreign_errors import reading_from
+from sparkdl.foreign_errors import needing, reading_from
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
@@ -316,10 +316,11 @@ def autolog(
         extra_tags: additional tags of the runs.
 
     Raises:
-        ImportError: if mlflow is not installed.
-        ParamError: if ``every_n_iter`` is less than 1, or MLflow's registry must refuse the name.
+        ParamError: if mlflow is not installed, ``every_n_iter`` is less than 1, or MLflow's registry must refuse the
+            name.
     """
-    import_module("mlflow")  # an error here says what is missing; the fits report none
+    with needing("sparkdl.autolog", "mlflow", "mlflow"):  # the fits report no error
+        import_module("mlflow")
     if every_n_iter < 1:
         raise ParamError(f"every_n_iter is {every_n_iter}. Give a number of epochs, 1 or more.")
     check_registration(registered_model_name, None)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError, SerializationError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, needing
 from sparkdl.model.architecture import evaluating
 from sparkdl.model.heads import NO_LABEL, first_output, output_of_each
 
@@ -146,8 +146,7 @@ def _export(module: _Outputs, batches: Sequence[tuple[Tensor, ...]]) -> Exported
 
 
 def _import_onnx() -> Any:
-    what = "The format 'onnx' needs onnx, onnxscript and onnxruntime, also in the extra onnx"
-    with errors_as(ParamError, what, "Run pip install onnx onnxscript onnxruntime.", of=ImportError):
+    with needing("The format 'onnx'", "onnx", "onnx", "onnxscript", "onnxruntime"):
         for name in ("onnx", "onnxscript"):  # torch writes the file by them
             import_module(name)
         return import_module("onnxruntime")

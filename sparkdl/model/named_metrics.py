@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.errors import ParamError, did_you_mean
+from sparkdl.foreign_errors import needing
 from sparkdl.model.losses import ignored_label, prediction_kind
 
 if TYPE_CHECKING:
@@ -337,13 +338,8 @@ _PREFIXES = ("Binary", "Multiclass")
 def _names_in_library(name: str) -> dict[str, str]:
     """Return the classes of torchmetrics for the name of a function: by ``Binary``, ``Multiclass`` and ``""``."""
     own = ", ".join((*OF_CLASSES, *OF_NUMBERS))
-    try:
+    with needing(f"Metric {name!r}, which is none of {own},", "metrics", "torchmetrics"):
         import torchmetrics
-    except ImportError as error:
-        raise ParamError(
-            f"There is no metric {name!r} without torchmetrics, which is not installed: pip install torchmetrics. "
-            f"Without it there are {own}."
-        ) from error
     classes = {
         prefix: {class_name.lower(): class_name for class_name in class_names}
         for prefix, class_names in (

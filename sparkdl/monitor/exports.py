@@ -14,13 +14,13 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import needing
 from sparkdl.monitor.board import Export, RankFigures, Snapshot
 from sparkdl.rendezvous.addresses import LOOPBACK
 
@@ -135,7 +135,7 @@ class TensorBoardExport:
     """
 
     def __init__(self, folder: str) -> None:
-        with _needing("tensorboard", "tensorboard"):
+        with needing("tensorboard of the Monitor", "monitor", "tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
         try:
             self._writer = SummaryWriter(folder)
@@ -207,7 +207,7 @@ class Endpoint:
     """
 
     def __init__(self, port: int) -> None:
-        with _needing("port", "prometheus_client"):
+        with needing("port of the Monitor", "monitor", "prometheus_client"):
             from prometheus_client import CollectorRegistry, start_http_server
         self._snapshot: Snapshot | None = None
         registry = CollectorRegistry()
@@ -340,8 +340,3 @@ def status_folder(*, makes: bool = False) -> Path:
             "another folder."
         )
     return folder
-
-
-def _needing(setting: str, package: str) -> AbstractContextManager[None]:
-    what = f"{setting} of the Monitor needs {package}, also in the extra monitor"
-    return errors_as(ParamError, what, f"Run pip install {package}.", of=ImportError)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import needing
 from sparkdl.monitor.board import RankFigures, Snapshot
 from sparkdl.monitor.exports import status_files
 
@@ -53,13 +54,9 @@ def run(options: argparse.Namespace) -> int:
     """
     if not 0.05 <= options.seconds <= 3600:
         raise ParamError(f"--seconds must be between 0.05 and 3600, got {options.seconds:g}.")
-    try:
+    with needing("sparkdl top", "monitor", "rich"):
         from rich.console import Console
         from rich.live import Live
-    except ImportError as error:
-        raise ParamError(
-            f"sparkdl top needs rich, also in the extra monitor: {error}. Run pip install rich."
-        ) from error
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_FILES)
     snapshots = running_snapshots(options.pid)
     if not snapshots:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from sparkdl.errors import ParamError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, needing
 from sparkdl.model.weights_file import map_weights, write_weights
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def with_adapters(model: nn.Module, rank: int, *, trained: Collection[str] | Non
     Raises:
         ParamError: if peft is not installed, or knows no layer of the model.
     """
-    with errors_as(ParamError, "Param loraRank needs peft", "Run pip install peft.", of=ImportError):
+    with needing("Param loraRank", "lora", "peft"):
         from peft import LoraConfig, get_peft_model
     targets: str | list[str] = "all-linear"
     if trained is not None:

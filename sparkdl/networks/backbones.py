@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError, did_you_mean, listed
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, how_to_install
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts often save the weights beside other values."""
@@ -343,8 +343,11 @@ def _split(name: str) -> tuple[str, str]:
 
 def _library(module: str) -> Any:
     name = module.partition(".")[0]
-    packages = "torchvision" if name == "torchvision" else f"torchvision {name}"  # timm imports torchvision
-    advice = f"Install it on driver and executors, in the version for their torch: pip install --upgrade {packages}"
+    packages = ["torchvision"] if name == "torchvision" else ["torchvision", name]  # timm imports torchvision
+    advice = (
+        f"It has to be installed on driver and executors, and torchvision in the version for their torch. "
+        f"{how_to_install('backbones', *packages)}"
+    )
     # A torchvision for another torch fails with RuntimeError.
     with errors_as(ParamError, f"The network is of {name}, which cannot be imported here", advice):
         return importlib.import_module(module)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import DataError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, needing
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -241,13 +241,8 @@ def _scale(images: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
 
 
 def _open(content: bytes, where: str) -> Image.Image:
-    try:
+    with needing(f"Decoding the image in {where}", "images", "pillow", kind=DataError):
         from PIL import Image
-    except ImportError as error:
-        raise DataError(
-            f"The image in {where} has to be decoded, and Pillow, which does that, is not installed on this host: "
-            f"{error}. Install it with: pip install pillow"
-        ) from error
     try:
         return Image.open(io.BytesIO(content))
     except Exception as error:

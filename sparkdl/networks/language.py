@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.data.blend.packing import PackedBatch, SequencePacker
-from sparkdl.errors import DataError, ParamError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.errors import DataError
+from sparkdl.foreign_errors import needing
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.generation import Generation, continue_texts, last_tokens
@@ -121,8 +121,7 @@ def learn_tokenizer(texts: Iterable[str], num_tokens: int) -> LearnedTokenizer:
 
 
 def _tokenizers() -> Any:
-    what = "A LanguageModel needs the library tokenizers, also on executors"
-    with errors_as(ParamError, what, "Run pip install tokenizers.", of=ImportError):
+    with needing("A LanguageModel, on driver and executors,", "text", "tokenizers"):
         import tokenizers
     return tokenizers
 

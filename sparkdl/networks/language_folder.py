@@ -18,6 +18,7 @@ from sparkdl.networks.adapters import with_adapters
 from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.language import END, FolderTokenizer, LearnedTokenizer, num_tokens_of
 from sparkdl.networks.logits import ATTENTION_TYPES, takes_positions
+from sparkdl.networks.pretrained import import_transformers
 from sparkdl.random_state import seeded
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def load_language_folder(
     Raises:
         ParamError: if a library is missing, the folder has no such model or no tokenizer, or these do not match.
     """
-    transformers = _transformers("Param pretrained")
+    transformers = import_transformers("Param pretrained")
     context = without_weights or nullcontext
     with errors_as(ParamError, _NOT_READ.format(folder)):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -113,7 +114,7 @@ def why_converted(folder: str) -> str | None:
     Raises:
         ParamError: if transformers is missing, or the folder holds no configuration of a model.
     """
-    transformers = _transformers("Param pretrained")
+    transformers = import_transformers("Param pretrained")
     if os.path.exists(f"{folder}/adapter_config.json"):
         return "it holds adapters"
     with errors_as(ParamError, _NOT_READ.format(folder)):
@@ -152,7 +153,7 @@ def save_language_folder(
         folder: path of a local folder.
         max_length: number of positions that a decoder of sparkdl was trained on.
     """
-    transformers = _transformers("save_pretrained")
+    transformers = import_transformers("save_pretrained")
     model: Any = decoder
     if isinstance(decoder, Decoder):
         model = _as_llama(decoder, transformers, end=tokenizer.end, max_length=max_length)
@@ -214,9 +215,3 @@ def _llama_names(decoder: Decoder) -> dict[str, Tensor]:
             name = name.replace(part, other)
         weights["model.norm.weight" if key == "norm.weight" else name] = weight
     return weights
-
-
-def _transformers(of: str) -> Any:
-    with errors_as(ParamError, f"{of} needs transformers", "Run pip install transformers.", of=ImportError):
-        import transformers
-    return transformers

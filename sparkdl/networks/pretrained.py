@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import ParamError, listed
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, how_to_install, needing
 from sparkdl.model.architecture import evaluating
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.text import checked_texts
@@ -260,6 +260,12 @@ _VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")
 """Files for which transformers looks in addition to those that the class of a tokenizer names."""
 
 
+def import_transformers(what: str) -> Any:
+    """Return transformers, or raise a ParamError that says that ``what`` needs it and what to install."""
+    with needing(f"{what}, on driver and executors,", "text", "transformers"):
+        return importlib.import_module("transformers")
+
+
 def check_folder(folder: str) -> None:
     """Check that transformers is installed and that a folder has the ``config.json`` of a model.
 
@@ -274,8 +280,8 @@ def check_folder(folder: str) -> None:
         )
     if importlib.util.find_spec("transformers") is None:
         raise ParamError(
-            f"Param pretrained is {folder!r}, which transformers reads, and that is not installed here. Install it on "
-            "driver and executors: pip install transformers"
+            f"Param pretrained is {folder!r}, which needs transformers on driver and executors, and that is not "
+            f"installed here. {how_to_install('text', 'transformers')}"
         )
 
 
@@ -306,8 +312,8 @@ def load_parts(folder: str, loader: str, **options: Any) -> tuple[Any, Any, Mapp
     """
     what = f"Param pretrained is {folder!r}, from which transformers loads no tokenizer and {loader[4:]}"
     advice = "It takes what model.save_pretrained(folder) and tokenizer.save_pretrained(folder) wrote."
+    transformers = import_transformers("Param pretrained")
     with errors_as(ParamError, what, advice):
-        transformers = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model, loading = getattr(transformers, loader).from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options

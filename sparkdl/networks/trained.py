@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError, listed
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, needing
 from sparkdl.networks.backbones import (
     is_of_library,
     load_timm_folder,
@@ -28,6 +28,7 @@ from sparkdl.networks.pretrained import (
     TextEmbedding,
     check_folder,
     fitting_inputs,
+    import_transformers,
     load_parts,
     names_lacking,
     taken_names,
@@ -158,9 +159,7 @@ def load_trained(source: Source, *, column: str, max_length: int, weights: str |
 
 def _fetch(name: str, revision: str | None) -> str:
     """Fetch a model from the hub to the cache of huggingface_hub, unless it is there, and return its folder."""
-    with errors_as(
-        ParamError, f"There is no folder {name!r}", "Run pip install transformers.", of=ImportError
-    ):
+    with needing(f"Param pretrained is {name!r}, which is no folder here. The hub", "text", "transformers"):
         hub = importlib.import_module("huggingface_hub")
     network = name.removeprefix("timm/")
     is_of_timm = network != name or ("/" not in name and _has_timm(name))
@@ -230,8 +229,8 @@ def _load_images(source: Source, column: str) -> TrainedModel:
         f"Param pretrained is {source.name!r}, from which transformers loads no processor of images and no model for "
         f"{source.task!r}"
     )
+    transformers = import_transformers("Param pretrained")
     with errors_as(ParamError, what):
-        transformers = importlib.import_module("transformers")
         processor = transformers.AutoImageProcessor.from_pretrained(source.name, local_files_only=True)
         loader = transformers.AutoModel if is_embedding else transformers.AutoModelForImageClassification
         model, loading = loader.from_pretrained(source.name, local_files_only=True, output_loading_info=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.report import format_time
-from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import needing
 from sparkdl.planner.cluster import GIB, USABLE
 from sparkdl.planner.layouts import advice
 
@@ -221,11 +221,9 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], *, details: bool = False
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    try:
+    with needing("sparkdl plan, which prints tables,", "plan", "rich"):
         from rich import box
         from rich.table import Table
-    except ImportError as error:
-        raise ParamError("sparkdl plan prints tables by rich: pip install rich") from error
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         is_text = column in ("model", "layout", "job", "source", "run")

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
-from sparkdl.foreign_errors import mlflow_refusal
+from sparkdl.foreign_errors import how_to_install, mlflow_refusal
 from sparkdl.tracking.kept_runs import KeptRun, keep_run
 from sparkdl.tracking.logged_model import Registration
 from sparkdl.tracking.mlflow_model import FlavorOptions, save_flavor, values_of
@@ -438,7 +438,8 @@ def is_tracking(mode: str) -> bool:
     if importlib.util.find_spec("mlflow") is None:
         if mode == "on":
             raise ParamError(
-                "Param tracking is 'on' and mlflow is not installed. Install mlflow, or set it to 'off'."
+                f"Param tracking is 'on' and mlflow is not installed. {how_to_install('mlflow', 'mlflow')} Or set "
+                "tracking to 'off'."
             )
         return False
     return mode == "on" or not current_switches().disable

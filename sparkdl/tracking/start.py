@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ParamError
+from sparkdl.foreign_errors import how_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,8 +276,8 @@ def use_tracking_uri(uri: str) -> None:
     """
     if importlib.util.find_spec("mlflow") is None:
         raise ParamError(
-            f"A fit is to be tracked at {without_credentials(uri)}, and mlflow is not installed. Install "
-            "mlflow."
+            f"A fit is to be tracked at {without_credentials(uri)}, and mlflow is not installed. "
+            f"{how_to_install('mlflow', 'mlflow')}"
         )
     import mlflow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.errors import ParamError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, needing
 
 MLFLOW_SCHEMES = ("models:", "runs:", "mlflow-artifacts:")
 """Beginnings of the URIs that only MLflow resolves."""
@@ -25,7 +25,7 @@ def load_logged(model_uri: str) -> Any:
     Raises:
         ParamError: if mlflow is not installed, finds no such model, or the model is of another flavor.
     """
-    with errors_as(ParamError, f"{model_uri} is a URI of MLflow", "Run pip install mlflow.", of=ImportError):
+    with needing(f"{model_uri}, a URI of MLflow,", "mlflow", "mlflow"):
         import mlflow.pytorch
         from mlflow.models import Model
     with errors_as(ParamError, f"{model_uri} cannot be loaded by mlflow.pytorch"):

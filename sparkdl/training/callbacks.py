@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.errors import TrainingError
+from sparkdl.foreign_errors import needing
 from sparkdl.model.weights_file import can_be_written
 from sparkdl.training.checkpoint.state import load_module_state, module_state
 
@@ -141,13 +142,8 @@ class TensorBoard(Callback):
         """Open the folder on rank 0."""
         if context.rank:
             return
-        try:
+        with needing("The callback TensorBoard, on the ranks,", "monitor", "tensorboard", kind=TrainingError):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise TrainingError(
-                f"The callback TensorBoard needs tensorboard on the ranks, also in the extra monitor: {error}. Run pip "
-                "install tensorboard there."
-            ) from error
         self._writer = SummaryWriter(self._folder)
 
     def on_step_end(self, context: FitContext) -> None:

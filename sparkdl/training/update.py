@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparkdl.errors import ParamError
-from sparkdl.foreign_errors import errors_as
+from sparkdl.foreign_errors import errors_as, needing
 from sparkdl.model.architecture import copy_on_meta
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ def use_float8(module: nn.Module, device: torch.device) -> None:
             f"Param precision is 'float8', which {what} does not support: it takes a GPU of compute capability 8.9, "
             "such as an H100, or a newer one. Use 'bfloat16'."
         )
-    what = "Param precision is 'float8', which needs torchao on the executors"
-    with errors_as(ParamError, what, "Run pip install torchao.", of=ImportError):
+    with needing("Param precision 'float8', on the executors,", "float8", "torchao"):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     # The gradient of a weight is a sum over the rows of a batch, whose number need not be a multiple of 16 either.
     config = Float8LinearConfig(pad_inner_dim=True)

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import errno
+import re
+import sys
+from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import ErrorCode
 
-from sparkdl.errors import RankLostError
+import sparkdl
+from sparkdl.errors import DataError, ParamError, RankLostError
 from sparkdl.foreign_errors import (
     MEANINGS,
     describe_lasting_failure,
     describe_reading_failure,
     explain_failure,
     mlflow_refusal,
+    needing,
 )
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MISLEADING = (
     "forbidden",
@@ -86,3 +97,42 @@ def test_status_of_a_server_is_passed_on_and_not_interpreted():
     for error in (head, unavailable):
         assert explain_failure(error, "Look.") == f"{type(error).__name__}: {error}. Look."
         assert describe_reading_failure(error).startswith("its filesystem failed: ")
+
+
+def test_error_about_a_missing_package_names_what_needs_it_and_the_extra():
+    with (
+        pytest.raises(
+            DataError,
+            match=r"^Part needs absent, other: ModuleNotFoundError: .*'absent'\. Run pip install absent other, "
+            r"or install sparkdl with its extra 'rest'\.$",
+        ),
+        needing("Part", "rest", "absent", "other", kind=DataError),
+    ):
+        raise ModuleNotFoundError("No module named 'absent'")
+    with pytest.raises(KeyError), needing("Part", "rest", "absent"):
+        raise KeyError("other errors pass")
+    with pytest.raises(ParamError, match="mine"), needing("Part", "rest", "absent"):
+        raise ParamError("mine")
+
+
+def test_extras_that_errors_name_have_the_packages_that_they_name():
+    root = Path(sparkdl.__file__).parent
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {
+        extra: {re.split(r"[ ;<>]", requirement)[0].partition("==")[0] for requirement in requirements}
+        for extra, requirements in project["optional-dependencies"].items()
+    }
+    extras["train"] |= extras["jobs"] | extras["data"] | extras["torch"] | extras["spark"]
+    named: dict[str, set[str]] = {}
+    for file in [*root.rglob("*.py"), *(root / "estimators").resolve().rglob("*.py")]:
+        text = file.read_text()
+        if file.name == "foreign_errors.py" or not re.search(r"\b(needing|how_to_install)\(", text):
+            continue
+        for call in ast.walk(ast.parse(text)):
+            name = getattr(call.func, "id", None) if isinstance(call, ast.Call) else None
+            if name in ("needing", "how_to_install"):
+                extra, *packages = call.args[1:] if name == "needing" else call.args
+                words = {word.value.partition("==")[0] for word in packages if isinstance(word, ast.Constant)}
+                named.setdefault(extra.value, set()).update(words)
+    assert {"metrics", "delta", "onnx", "lora", "plot", "monitor", "mpi", "s3"} <= set(named)
+    assert {extra: packages for extra, packages in named.items() if not packages <= extras[extra]} == {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import CommunicatorError, CommunicatorTimeoutError, TransportUnavailableError
+from sparkdl.foreign_errors import how_to_install
 from sparkdl.rendezvous.hosts import FOLDER
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _import_mpi() -> ModuleType:
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         raise TransportUnavailableError(
-            f"MPI needs mpi4py and an MPI library ({error}). Run: pip install mpi4py mpich"
+            f"MPI needs mpi4py and an MPI library: {error}. {how_to_install('mpi', 'mpi4py', 'mpich')}"
         ) from error
     return MPI
 

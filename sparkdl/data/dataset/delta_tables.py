@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparkdl.data.dataset.table_logs import refuse_tables
 from sparkdl.errors import DataError
+from sparkdl.foreign_errors import how_to_install
 
 if TYPE_CHECKING:
     from sparkdl.data.files.filesystems import Location
@@ -65,7 +66,8 @@ def _files(location: Location, *, without_partitions: bool) -> tuple[list[str], 
     try:
         from deltalake import DeltaTable
     except ImportError:
-        return [], "It could be read in place with deltalake, which is not installed: pip install deltalake."
+        advice = how_to_install("delta", "deltalake")
+        return [], f"It could be read in place with deltalake, which is not installed. {advice}"
     try:
         table = DeltaTable(location.name_of(location.path))
         features = set(table.protocol().reader_features or ()) - _HARMLESS

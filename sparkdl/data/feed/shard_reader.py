@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.threads import DaemonThreads
 from sparkdl.errors import DataError
+from sparkdl.foreign_errors import how_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ _MAX_ROW_GROUPS_HELD = 64
 _VENTILATION_INTERVAL_S = 0.001
 _POLL_S = 0.02
 _LIVENESS_S = 0.5
+_REQUIREMENT = "petastorm==0.12.1"
 
 
 def find_petastorm() -> Path:
@@ -55,11 +57,13 @@ def find_petastorm() -> Path:
     """
     spec = PathFinder.find_spec("petastorm")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("Reading Parquet needs Petastorm: pip install petastorm==0.12.1")
+        raise DataError(
+            f"Reading Parquet needs Petastorm, which is not installed here. {how_to_install('data', _REQUIREMENT)}"
+        )
     release = version("petastorm")
     if not release.startswith(SUPPORTED_RELEASE + "."):
         raise DataError(
-            f"petastorm {release} is installed, sparkdl needs 0.12.1: pip install petastorm==0.12.1"
+            f"petastorm {release} is installed, sparkdl needs 0.12.1. {how_to_install('data', _REQUIREMENT)}"
         )
     return Path(spec.submodule_search_locations[0])
 

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from sparkdl.errors import ParamError, StoreError
-from sparkdl.foreign_errors import explain_failure
+from sparkdl.foreign_errors import explain_failure, how_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _NEEDED = {
-    "s3": "Install s3fs.",
-    "s3a": "Install s3fs.",
-    "gs": "Install gcsfs.",
-    "gcs": "Install gcsfs.",
-    "abfs": "Install adlfs.",
-    "abfss": "Install adlfs.",
-    "az": "Install adlfs.",
+    "s3": how_to_install("s3", "s3fs"),
+    "s3a": how_to_install("s3", "s3fs"),
+    "gs": how_to_install("gcs", "gcsfs"),
+    "gcs": how_to_install("gcs", "gcsfs"),
+    "abfs": how_to_install("azure", "adlfs"),
+    "abfss": how_to_install("azure", "adlfs"),
+    "az": how_to_install("azure", "adlfs"),
     "hdfs": "Install pyarrow and the Hadoop client (libhdfs), and set JAVA_HOME, HADOOP_HOME and CLASSPATH (to what "
     "`hadoop classpath --glob` prints).",
     "oci": "Install ocifs.",

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sparkdl.data.dataset.dataset import Column
 from sparkdl.data.petastorm.containment import install
 from sparkdl.errors import DataError
+from sparkdl.foreign_errors import needing
 
 install()
 from petastorm.codecs import OPENCV_AVAILABLE, CompressedImageCodec, CompressedNdarrayCodec, NdarrayCodec
@@ -186,12 +187,8 @@ def decode_values(schema: Any, name: str, values: Iterable[Any]) -> list[Any]:
 
 def _decode_image(value: bytes) -> npt.NDArray[Any]:
     """Decode an image with Pillow as Petastorm's codec does with OpenCV: RGB, or grey as it was written."""
-    try:
+    with needing("Decoding images without OpenCV", "images", "pillow", kind=DataError):
         from PIL import Image
-    except ImportError as error:
-        raise DataError(
-            "images need OpenCV or Pillow: pip install opencv-python-headless, or pip install pillow"
-        ) from error
     with Image.open(BytesIO(value)) as image:
         pixels = np.asarray(image)
     return (

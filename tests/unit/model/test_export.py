@@ -138,5 +138,5 @@ def test_formats_are_those_of_the_name_unless_one_is_chosen():
 
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ParamError, match="in the extra onnx: .*pip install onnx onnxscript onnxruntime"):
+    with pytest.raises(ParamError, match="pip install onnx onnxscript onnxruntime, .*extra 'onnx'"):
         export_model(model_of_numbers(nn.Linear(4, 2)), {"x": np.ones((2, 4))}, tmp_path / "net", "onnx")

@@ -49,7 +49,7 @@ def test_without_rich_the_details_are_printed_and_a_table_is_refused_before_its_
     arguments = ["plan", "llama-1b", "--batch", "64"]
     assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert "pip install rich" in captured.err
+    assert "pip install rich, or install sparkdl with its extra 'plan'" in captured.err
     assert captured.out == ""
     assert main([*arguments, "--details"]) == 0
     assert "best: " in capsys.readouterr().out

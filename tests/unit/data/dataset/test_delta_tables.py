@@ -90,5 +90,7 @@ def test_without_deltalake_the_error_says_what_to_install(
     table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(DataError, match=r"deltalake, which is not installed.*Read it with Spark"):
+    with pytest.raises(
+        DataError, match=r"deltalake, which is not installed.*extra 'delta'.*Read it with Spark"
+    ):
         scan_dataset(table)

@@ -87,10 +87,10 @@ def test_a_writable_store_is_made_and_stays_empty(store: Store) -> None:
 @pytest.mark.parametrize(
     ("url", "plugin", "remedy"),
     [
-        ("gs://bucket/folder", "gcsfs", r"Install gcsfs"),
-        ("s3://bucket/folder", "s3fs", r"Install s3fs"),
-        ("abfss://c@a.dfs.core.windows.net/folder", "adlfs", r"Install adlfs"),
-        ("abfs://c@a.dfs.core.windows.net/folder", "adlfs", r"Install adlfs"),
+        ("gs://bucket/folder", "gcsfs", r"pip install gcsfs, .*extra 'gcs'"),
+        ("s3://bucket/folder", "s3fs", r"pip install s3fs, .*extra 's3'"),
+        ("abfss://c@a.dfs.core.windows.net/folder", "adlfs", r"pip install adlfs, .*extra 'azure'"),
+        ("abfs://c@a.dfs.core.windows.net/folder", "adlfs", r"pip install adlfs, .*extra 'azure'"),
         ("nosuchscheme://x", "nosuchscheme", r"Fix the URL, or install the plugin .* for nosuchscheme"),
     ],
 )

@@ -389,7 +389,12 @@ def params_to_log(
         "numTrainedParameters": num_trained,
         "numRows": parquet.num_rows,
     }
-    are_defaults = {param.name for param in params.params if not params.isSet(param)} - names.keys()
+    are_defaults = {
+        param.name
+        for owner in (params, params._caller)
+        for param in owner.params
+        if not owner.isSet(param) and (owner is params or not params.hasParam(param.name))
+    } - names.keys()
     return dict(sorted(values.items(), key=lambda item: item[0] in are_defaults))
 
 

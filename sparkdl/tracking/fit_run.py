@@ -9,6 +9,7 @@ A :class:`RunGroup` is the run under which the runs of several Param maps are ne
 
 from __future__ import annotations
 
+import atexit
 import base64
 import importlib.util
 import logging
@@ -36,6 +37,7 @@ from sparkdl.tracking.sender import (
     deliver,
 )
 from sparkdl.tracking.start import (
+    PARENT_TAG,
     BegunRun,
     Switches,
     begin_run,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from mlflow import MlflowClient
     from mlflow.entities import Run
 
     from sparkdl.data import Store
@@ -111,7 +114,7 @@ class FitRun(RunLog):
         experiment: name of the experiment, which is created if missing; None for MLflow's active experiment.
         run_name: name of a new run; MLflow generates one if None.
         wait_s: seconds to wait for the server at the end, in addition to the time for large uploads.
-        tags: tags of a new run.
+        tags: tags of a new run. If they name the active run as the parent, the fit gets a nested run.
         group: group of runs to which this run belongs; None for none.
         key: key of the run that the fit continues, if it still exists and the fit does not join another one; None for a
             new run.
@@ -149,12 +152,16 @@ class FitRun(RunLog):
         self.is_answered = threading.Event()
         self.refusal: Exception | None = None
         self._begun: BegunRun | None = None
+        self._client: MlflowClient | None = None
+        tags = {**(tags or {}), **(self.switches.extra_tags or {})}
+        active = _active_run(self.switches) if group is None else group.active
+        is_trial = active is not None and tags.get(PARENT_TAG) == active.info.run_id
         self.start = describe_start(
             experiment=experiment,
             name=run_name,
-            tags={**(tags or {}), **(self.switches.extra_tags or {})},
-            active=_active_run(self.switches) if group is None else group.active,
-            may_join=may_join and group is None,
+            tags=tags,
+            active=active,
+            may_join=may_join and group is None and not is_trial,
             parent_key=None if group is None else group.key,
             key=key,
         )
@@ -168,6 +175,8 @@ class FitRun(RunLog):
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
         super().__init__(self._sender.put)
         self._sender.put(Message(kind="begin"))
+        self._closing, self._is_closed = threading.Lock(), False
+        atexit.register(self._end_at_exit)  # a fit of a daemon thread does not get there
         files, self._code = _of_block.get()
         for path, content in files.items():
             self.log_file(path, content)
@@ -176,7 +185,7 @@ class FitRun(RunLog):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
         self.close("FINISHED" if kind is None else "KILLED" if is_interrupted else "FAILED")
 
     @property
@@ -245,8 +254,21 @@ class FitRun(RunLog):
         """Wait until all messages are sent, for at most the time that a fit waits; only this waits for the server."""
         self._is_abandoned = not self._wait(self._wait_s)
 
+    def _end_at_exit(self) -> None:
+        self.close("KILLED")
+
     def close(self, status: str) -> None:
-        """End the run, and keep the messages that were not sent."""
+        """End the run, and keep the messages that were not sent; another call waits for the end of the first."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            try:
+                self._end(status)
+            finally:
+                atexit.unregister(self._end_at_exit)
+
+    def _end(self, status: str) -> None:
         if self.refusal is not None:
             said = without_credentials(str(self.refusal))
             self._warn("Nothing of this fit is logged, as MLflow refuses its run: %s", said)
@@ -280,8 +302,9 @@ class FitRun(RunLog):
                 parent_id = None if self._group is None else self._group.parent_id()
                 is_remote = self._tracking_uri.startswith("http")
                 with nullcontext() if is_remote else _making_database, without_notes_of_mlflow():
-                    client = mlflow.MlflowClient(self._tracking_uri)
-                    self._begun = begin_run(client, self.start, parent_id)
+                    # Once: a client asks the Spark session for the registry, which has gone if the program ends.
+                    self._client = mlflow.MlflowClient(self._tracking_uri)
+                    self._begun = begin_run(self._client, self.start, parent_id)
             except MlflowException as error:
                 refusal = mlflow_refusal(error)
                 if refusal is None or not refusal.is_final:
@@ -294,9 +317,9 @@ class FitRun(RunLog):
         if message.kind == "registration" and self.model_uri is None:
             self._refused.append(message)  # the model was refused, too
             return
-        client = mlflow.MlflowClient(self._tracking_uri)
+        assert self._client is not None, "the run was begun by it"
         try:
-            uri = deliver(client, self._begun, message, self.model_uri, self._logged)
+            uri = deliver(self._client, self._begun, message, self.model_uri, self._logged)
             self.model_uri = uri or self.model_uri
         except MessageRefusedError as error:
             if error.may_be_granted:

@@ -41,7 +41,9 @@ KEY_TAG = "mlflow.sparkdl.run_key"
 CONTINUED_TAG = "sparkdl.continues_run"
 """Tag with the id of the finished run whose fit a fit continues in a run of its own."""
 
-_PARENT_TAG = "mlflow.parentRunId"
+PARENT_TAG = "mlflow.parentRunId"
+"""MLflow's tag with the id of the run under which a run is nested."""
+
 _DEFAULT_STORE = "mlflow.db"
 
 
@@ -172,13 +174,13 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
         # The run of an earlier attempt of the fit, or the response to the run's creation was lost.
         client.update_run(before.info.run_id, status="RUNNING")
         if parent is not None:
-            client.set_tag(before.info.run_id, _PARENT_TAG, parent)
+            client.set_tag(before.info.run_id, PARENT_TAG, parent)
         return BegunRun(
             before.info.run_id, is_continued=True, name=before.info.run_name, experiment_id=experiment_id
         )
     tags = {
         **start.tags,
-        **({} if parent is None else {_PARENT_TAG: parent}),
+        **({} if parent is None else {PARENT_TAG: parent}),
         **({} if before is None else {CONTINUED_TAG: before.info.run_id}),
     }
     run = client.create_run(experiment_id, start_time=start.start_time, tags=tags, run_name=start.name)

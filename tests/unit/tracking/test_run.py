@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import math
@@ -72,6 +73,10 @@ def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked
     with pytest.raises(ValueError, match="broken"), open_run("auto") as run:
         raise ValueError("broken")
     assert mlflow.get_run(run.run_id).info.status == "FAILED"
+    for stop in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(stop), open_run("auto") as run:
+            raise stop
+        assert mlflow.get_run(run.run_id).info.status == "KILLED"
 
     with mlflow.start_run() as outer:
         with open_run("on") as first:
@@ -83,12 +88,29 @@ def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked
             trial.log_params({"epochs": 3})
     with mlflow.start_run() as search, open_run("on", may_join=False) as first_trial:
         pass
-    for nested, parent in ((trial, outer), (first_trial, search)):
+    with mlflow.start_run() as tagged:
+        with open_run("on", tags={"mlflow.parentRunId": tagged.info.run_id}) as tagged_trial:
+            pass
+        with open_run("on", tags={"mlflow.parentRunId": search.info.run_id}) as joined:
+            pass
+    assert joined.run_id == tagged.info.run_id, "the tag is of another run than the active one"
+    for nested, parent in ((trial, outer), (first_trial, search), (tagged_trial, tagged)):
         assert mlflow.get_run(nested.run_id).data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert first.run_id == outer.info.run_id
     assert second.run_id != outer.info.run_id
     assert mlflow.get_run(second.run_id).data.tags["mlflow.parentRunId"] == outer.info.run_id
     assert mlflow.get_run(outer.info.run_id).info.status == "FINISHED"
+    assert kept(tracked) == []
+
+
+def test_run_that_is_open_when_the_program_ends_is_killed(tracked, open_run, monkeypatch):
+    """A fit of a daemon thread is not ended before, such as a trial of Ray Tune."""
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", lambda function, *_: at_exit.append(function))
+    with open_run("on") as run:
+        (end,) = [function for function in at_exit if getattr(function, "__self__", None) is run]
+        end()
+    assert mlflow.get_run(run.run_id).info.status == "KILLED"
     assert kept(tracked) == []
 
 

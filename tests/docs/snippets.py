@@ -37,6 +37,7 @@ def run_examples(
     changes: Mapping[str, str] | None = None,
     *,
     begin: int = 0,
+    end: int | None = None,
     is_afresh: bool = False,
 ) -> dict[str, Any]:
     """Run the examples of a page and return their namespace.
@@ -47,11 +48,12 @@ def run_examples(
         names: what the page supposes to be there.
         changes: texts of the examples, and what stands in their place here.
         begin: index of the first example that runs.
+        end: index of the first example after it that does not run; None to run all.
         is_afresh: whether each example has the names as they are given, whatever earlier ones assigned.
     """
     page = ROOT / ("" if name == "README.md" else "docs") / name
     namespace = {"__name__": f"examples_of_{page.stem}", **names}
-    for line, text in examples_of(page)[begin:]:
+    for line, text in examples_of(page)[begin:end]:
         source = _PLACES.sub(f"{folder}/", _SETTINGS.sub("(**settings, ", text))
         for before, after in (changes or {}).items():
             source = source.replace(before, after)

@@ -53,6 +53,9 @@ PAGES_ON_SPARK = (*QUICK, *LONG)
 BEGIN_WITH_A_SCRIPT = {"horovod.md", "runner.md"}
 """Pages whose first example is a script, which ``tests/docs`` runs."""
 
+END_WITH_A_SCRIPT = {"tuning.md"}
+"""Pages whose last example is a script, which ``tests/clients`` runs."""
+
 WITH_NAMES_OF_THEIR_OWN = {"elastic.md", "runner.md"}
 """Pages whose examples use the same names for different things."""
 
@@ -66,6 +69,7 @@ CHANGES = {
     ".build).run(train)": ".build)",
     "port=9400": "port=0",
     "n_trials=20": "n_trials=2",
+    "max_evals=20": "max_evals=3",
     "epochs=50": "epochs=5",
 }
 
@@ -173,18 +177,22 @@ def test_examples_of_a_page_run(
         if name == "tracking.md":
             names["settings"] |= {"model": nn.Linear(4, 7), "loss": "cross_entropy"}
             names["df"] = names["df"].selectExpr("*", "label AS age", "label AS income")
-        run_examples(
+        namespace = run_examples(
             name,
             tmp_path,
             names,
             changes,
             begin=int(name in BEGIN_WITH_A_SCRIPT),
+            end=-1 if name in END_WITH_A_SCRIPT else None,
             is_afresh=name in WITH_NAMES_OF_THEIR_OWN,
         )
         if name == "trained_elsewhere.md":
             scored = spark.read.parquet(str(tmp_path / "scored")).collect()
             assert {row["prediction"] for row in scored} <= {"daisy", "rose", "tulip"}
             assert [len(row["probability"]) for row in scored] == [3, 3, 3]
+        if name == "tuning.md":
+            assert [trial.state.name for trial in namespace["study"].trials] == ["COMPLETE", "PRUNED"]
+            assert {"fail", "ok"} == set(namespace["trials"].statuses())
     finally:
         hvd.shutdown()
         mlflow.set_registry_uri(registry)

@@ -121,28 +121,74 @@ def test_a_mark_that_is_missing_is_refused_before_ranks_start(frame, tmp_path):
         estimator.fit(frame.withColumn("validates", F.lit(True)))
 
 
-class PrunedError(Exception):
-    """As a search for hyperparameters raises it."""
+@pytest.fixture
+def searched(tmp_path):
+    """An estimator whose learning rates tell how many epochs were planned."""
+    settings = {"optimizer": "sgd", "learningRate": 0.5, "scheduler": "cosine", "loss": "cross_entropy"}
+    return make_estimator(tmp_path, metrics=["accuracy"], **settings)
 
 
 @pytest.mark.any_spark_will_do
-def test_the_driver_gets_each_epoch_and_may_end_the_fit(frame, tmp_path):
-    reported = []
+def test_optuna_prunes_a_trial_by_the_epochs_that_the_driver_gets(frame, searched):
+    optuna = pytest.importorskip("optuna", reason="optuna is not installed")
+    reported, models = [], []
+
+    def objective(trial):
+        def report(record):
+            reported.append(record)
+            trial.report(record.metrics["accuracy"], record.epoch)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        epochs = trial.suggest_int("epochs", 2, 50)
+        models.append(searched.copy().setParams(epochs=epochs, onEpoch=report).fit(frame))
+        return models[-1].history[-1].metrics["accuracy"]
+
+    # No accuracy is 2, so each trial that gets to its third epoch is pruned.
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=2.0, n_warmup_steps=3))
+    for epochs in (50, 2):
+        study.enqueue_trial({"epochs": epochs})
+    study.optimize(objective, n_trials=2)
+    pruned, complete = study.trials
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    accuracies = {record.epoch: record.metrics["accuracy"] for record in reported[:3]}
+    assert pruned.intermediate_values == accuracies
+    rates = [record.learning_rate for record in reported[:3]]
+    assert 0.5 > rates[0] > rates[1] > rates[2] > 0.45, "of a fit with 50 epochs"
+    (model,) = models
+    assert tuple(reported[3:]) == model.history
+    assert model.history[1].learning_rate < 0.01
+    assert complete.value == model.history[1].metrics["accuracy"]
+
+
+class PrunedError(Exception):
+    pass
+
+
+@pytest.mark.any_spark_will_do
+def test_hyperopt_goes_on_after_a_trial_that_a_rule_has_ended(frame, searched):
+    hyperopt = pytest.importorskip("hyperopt", reason="hyperopt is not installed")
 
     def report(record):
-        reported.append(record)
-        if record.epoch == 3:
-            raise PrunedError(record.metrics["accuracy"])
+        if record.epoch == 2:
+            raise PrunedError
 
-    settings = {"optimizer": "sgd", "learningRate": 0.5, "scheduler": "cosine", "loss": "cross_entropy"}
-    estimator = make_estimator(tmp_path, metrics=["accuracy"], onEpoch=report, epochs=50, **settings)
-    with pytest.raises(PrunedError) as raised:
-        estimator.fit(frame)
-    assert [record.epoch for record in reported] == [1, 2, 3]
-    assert raised.value.args == (reported[2].metrics["accuracy"],)
-    rates = [record.learning_rate for record in reported]
-    assert 0.5 > rates[0] > rates[1] > rates[2] > 0.45
-    reported.clear()
-    model = estimator.setParams(epochs=2).fit(frame)
-    assert tuple(reported) == model.history
-    assert model.history[1].learning_rate < 0.01
+    def loss_of(epochs):
+        try:
+            model = searched.copy().setParams(epochs=epochs, onEpoch=report).fit(frame)
+        except PrunedError:
+            return {"status": hyperopt.STATUS_FAIL}
+        return {"status": hyperopt.STATUS_OK, "loss": model.summary.model_record.loss}
+
+    trials = hyperopt.Trials()
+    best = hyperopt.fmin(
+        loss_of,
+        hyperopt.hp.choice("epochs", [1, 50]),
+        hyperopt.rand.suggest,
+        max_evals=2,
+        trials=trials,
+        rstate=np.random.default_rng(2),  # draws 50, then 1
+        show_progressbar=False,
+    )
+    assert trials.statuses() == ["fail", "ok"]
+    assert best == {"epochs": 0}

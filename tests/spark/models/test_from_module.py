@@ -88,6 +88,56 @@ def test_module_predicts_as_it_does_itself_and_is_saved_logged_and_served(
     assert served["prediction"].tolist() == [LABELS[i] for i in expected.argmax(1)]
 
 
+@pytest.mark.slow  # Lightning takes seconds to import
+def test_a_lightning_module_that_a_trainer_has_trained_predicts_as_it_does_itself(spark, tmp_path) -> None:
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self, width: int, loss: nn.Module) -> None:
+            super().__init__()
+            self.save_hyperparameters(ignore=["loss"])
+            self.net = nn.Sequential(
+                nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3)
+            )
+            self.loss, self.accuracy = loss, torchmetrics.Accuracy("multiclass", num_classes=3)
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return self.net(features)
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            outputs = self(batch[0])
+            self.log("accuracy", self.accuracy(outputs, batch[1]))
+            return self.loss(outputs, batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 0.05)
+
+    torch.manual_seed(0)
+    values = torch.randn(60, 4)
+    batches = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(values, values[:, :3].argmax(1)), batch_size=20
+    )
+    module = Classifier(16, nn.CrossEntropyLoss())
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=20, logger=False, default_root_dir=tmp_path, enable_progress_bar=False
+    )
+    trainer.fit(module, batches)
+    rows = spark.createDataFrame([(row.tolist(),) for row in values.double()], "features array<double>")
+    model = TorchModel.from_module(
+        module, example=rows, outputs="class", labels=LABELS, probabilityCol="probability"
+    )
+    assert module.trainer is trainer, "the module is still Lightning's"
+    with torch.no_grad():
+        expected = module.eval()(values)
+    assert (expected.argmax(1) == values[:, :3].argmax(1)).float().mean() > 0.9
+    model.write().overwrite().save(str(tmp_path / "model"))
+    for made in (model, TorchModel.load(str(tmp_path / "model"))):
+        scored = made.transform(rows).collect()
+        assert [row["prediction"] for row in scored] == [LABELS[i] for i in expected.argmax(1)]
+        np.testing.assert_allclose([row["probability"] for row in scored], expected.softmax(1), rtol=1e-4)
+
+
 def test_module_with_named_inputs_and_outputs_predicts_text_of_any_length(texts) -> None:
     module = Words()
     model = TorchModel.from_module(

@@ -27,7 +27,7 @@ from tests.spark.docs.test_snippets_on_spark import PAGES_ON_SPARK
 if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
-RUN_BY_OTHER_TESTS = {"README.md", "accelerate.md", "lightning.md", "transformers_trainer.md"}
+RUN_BY_OTHER_TESTS = {"README.md", "accelerate.md", "deepspeed.md", "lightning.md", "transformers_trainer.md"}
 """Pages whose own tests, in ``tests/cli/test_readme.py``, run their examples."""
 
 # Scripts: page, its examples that belong to the script, what it prints, and how many ranks `sparkdl run` starts,

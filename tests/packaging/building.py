@@ -1,4 +1,4 @@
-"""Builds the release artifacts: the sdist, and the wheel made from it."""
+"""Builds the release artifacts, the sdist and the wheel made from it, and environments to install packages into."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,3 +50,38 @@ def build_wheel(sdist: Path, folder: Path, *, with_extension: bool = True) -> Pa
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", *options, "--outdir", folder, source)
     (path,) = folder.glob("*.whl")
     return path
+
+
+def make_environment(
+    folder: Path, *install: str | Path, has_pth_files: bool = False, **variables: str
+) -> Path:
+    """Make an environment that borrows the packages of this one, and install others, which precede those.
+
+    Args:
+        folder: folder of the environment, which does not exist.
+        install: arguments of ``pip install``; dependencies are not installed.
+        has_pth_files: whether the .pth files of this environment count, such as that of an editable sparkdl.
+        variables: variables of the environment for pip.
+
+    Returns:
+        The path of its Python.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--quiet",
+        "--no-deps",
+        *install,
+        **variables,
+    )
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    lines = [f"import site; site.addsitedir({path!r})" if has_pth_files else path for path in paths]
+    (site / "lent.pth").write_text("\n".join([*lines, ""]))
+    return python

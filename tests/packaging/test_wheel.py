@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 import sparkdl
 from sparkdl.tracking.model_code import DISTRIBUTION
-from tests.packaging.building import ROOT, build_sdist, build_wheel, run
+from tests.packaging.building import ROOT, build_sdist, build_wheel, make_environment, run
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +90,7 @@ def test_wheel_differs_from_the_python_wheel_only_by_the_extension(wheel: Path, 
 @pytest.fixture(scope="module")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has the wheel, and borrows only the wheel's dependencies."""
-    environment = tmp_path_factory.mktemp("clean") / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", environment)
-    python = environment / "bin" / "python"
-    install = ("install", "--quiet", "--no-deps", "--no-index")
-    run(sys.executable, "-m", "pip", "--python", python, *install, wheel)
-    # A plain path, so that no .pth file (such as that of an editable sparkdl) is evaluated.
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
-    return python
+    return make_environment(tmp_path_factory.mktemp("clean") / "environment", "--no-index", wheel)
 
 
 def files_of(wheel: Path) -> set[str]:

@@ -78,11 +78,11 @@ class AirflowFailException(Exception):  # noqa: N818 - Airflow's name
 def test_airflow_tries_a_job_again_only_after_a_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception] | None
 ) -> None:
-    """Airflow is a stand-in: a task is called at once."""
+    """Airflow is a stand-in: a task is called at once; ``tests/clients`` has the real one."""
     for name, content in {
         "airflow": {},
-        "airflow.exceptions": {"AirflowFailException": AirflowFailException},
         "airflow.sdk": {"dag": lambda **_: lambda build: build, "task": lambda **_: lambda call: call},
+        "airflow.sdk.exceptions": {"AirflowFailException": AirflowFailException},
     }.items():
         module = ModuleType(name)
         vars(module).update(content)

@@ -1,12 +1,12 @@
-"""A DAG of Airflow that trains every night, and runs a job again only if ranks or the cluster were lost."""
+"""A DAG of Airflow 3.2 or later that trains every night, and runs a job again only if ranks or a cluster were lost."""
 
 from __future__ import annotations
 
 import subprocess
 from datetime import datetime, timedelta
 
-from airflow.exceptions import AirflowFailException
 from airflow.sdk import dag, task
+from airflow.sdk.exceptions import AirflowFailException
 
 JOB = "/opt/jobs/digits.yaml"
 RUN_AGAIN = 75

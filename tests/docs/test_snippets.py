@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.run_ranks import RankEnvironment
 
 RUN_BY_OTHER_TESTS = {"README.md", "accelerate.md", "deepspeed.md", "lightning.md", "transformers_trainer.md"}
-"""Pages whose own tests, in ``tests/cli/test_readme.py``, run their examples."""
+"""Pages whose own tests, in ``tests/cli/test_readme.py`` and ``tests/clients``, run their examples."""
 
 # Scripts: page, its examples that belong to the script, what it prints, and how many ranks `sparkdl run` starts,
 # 0 for a script that starts its ranks itself.

@@ -206,14 +206,14 @@ class Runner:
                 silence_timeout_s=silence_timeout_s,
             )
 
-            def run(start: Start) -> list[Returned]:
+            def start_ranks(start: Start) -> list[Returned]:
                 commits = None if lease is None else CommitPlace(lease.url, start.lease)
                 of_start = replace(setup, restart_count=start.number, commits=commits)
                 return launch(run_on_rank, of_start, call, num_ranks=start.num_ranks, **start.options)
 
             with jobs_of(f"run {name_of(train)}"):
                 returned = run_with_restarts(
-                    run,
+                    start_ranks,
                     self._restarts(),
                     lease=lease,
                     spark=session,

@@ -268,7 +268,7 @@ def _of_papers() -> Iterator[Run]:
 def _tokens_per_s(shape: DecoderShape, teraflops: float) -> float:
     """Tokens per second of a published rate, by equation (3) of Narayanan et al., which counts two forward passes."""
     width, layers = shape.width, shape.layers
-    of_token = 96 * layers * width**2
+    of_token = 96.0 * layers * width**2
     of_token *= 1 + shape.sequence / (6 * width) + shape.vocabulary / (16 * layers * width)
     return teraflops * 1e12 / of_token
 

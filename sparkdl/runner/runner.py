@@ -178,14 +178,14 @@ class Runner:
             call = read_script(train, args, kwargs)
         session = self._session()
         with self._hold_commits(is_local=session is None) as lease, ExitStack() as stack:
-            run = stack.enter_context(log_of_active_run())
+            run_log = stack.enter_context(log_of_active_run())
             board: Board | None = None
             if self.monitor is not None:
-                board = stack.enter_context(self.monitor.on_driver(name_of(train), run.log_metrics))
+                board = stack.enter_context(self.monitor.on_driver(name_of(train), run_log.log_metrics))
 
             def handle(_: int, event: Mapping[str, Any]) -> None:
                 if event.get("kind") == "layout":  # of choose_layout
-                    run.log_layout(event)
+                    run_log.log_layout(event)
                 elif board is not None:
                     board.handle(event)
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.checks import check_counts, check_integer
 from sparkdl.data import ParquetFeed
-from sparkdl.data.dataset.dataset import missing_column_error
+from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
 from sparkdl.data.spark.columns import check_case, check_frame, quoted, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import DataError, ParamError
@@ -143,13 +143,16 @@ def measure_importances(
     inputs = {column.name: values[name] for name, column in zip(features, trained, strict=True)}
     predictor = Predictor(saved, batch_size=model.getPredictionBatchSize())
     _, without = predictor.answer_complete(inputs, ("prediction",))
-    kept = slice(None) if without is None else ~without
-    inputs = {name: array[kept] for name, array in inputs.items()}
-    labels, weights = values[label][kept], values[weight][kept].astype(np.float64) if weight else None
+    counted = np.ones(len(values[label]), bool) if without is None else ~without
+    counted &= _have_labels(values[label], output)
+    inputs = {name: array[counted] for name, array in inputs.items()}
+    labels = values[label][counted]
+    weights = values[weight][counted].astype(np.float64) if weight else None
     if not len(labels):
-        raise DataError("The model predicts none of the rows, whose features are NaN.")
-    if output.classes is not None:
-        labels = class_numbers(labels, output.classes, label)
+        raise DataError("None of the rows has a label, and features that the model predicts.")
+    if weights is not None and not ((weights >= 0) & np.isfinite(weights)).all():
+        raise row_weights_error("weightCol has NaN, infinity or negative numbers")
+    labels = class_numbers(labels, output.classes, label) if output.classes is not None else labels
     labels = labels.astype(np.float64)
 
     name = metric or ("r2" if output.kind == "value" else "accuracy")
@@ -162,16 +165,16 @@ def measure_importances(
         return scores[name]
 
     score, sign = score_of(inputs), -1 if name in _ERRORS else 1
+    if np.isnan(score):
+        raise DataError(
+            f"{name} of {len(labels):,} drawn rows is NaN, as all of them have the same label. Raise num_rows."
+        )
     units = list(_units(trained))
     falls = np.zeros((len(units), num_repeats))
     for number, (_, column, element) in enumerate(units):
         for repeat in range(num_repeats):
             order = np.random.default_rng([seed, number, repeat]).permutation(len(labels))
-            shuffled = inputs[column].copy()
-            if element is None:
-                shuffled = shuffled[order]
-            else:
-                shuffled[:, element] = shuffled[order, element]
+            shuffled = _reorder(inputs[column], element, order)
             falls[number, repeat] = sign * (score - score_of(inputs | {column: shuffled}))
     return FeatureImportances(
         names=tuple(name for name, _, _ in units),
@@ -181,6 +184,25 @@ def measure_importances(
         metric=name,
         numInstances=len(labels),
     )
+
+
+def _reorder(values: npt.NDArray[Any], element: int | None, order: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+    """Return values whose rows, or one element of each, come from other rows."""
+    if element is None:
+        return values[order]
+    reordered = values.copy()
+    reordered[:, element] = values[order, element]
+    return reordered
+
+
+def _have_labels(labels: npt.NDArray[Any], output: ModelOutput) -> npt.NDArray[np.bool_]:
+    """Return which rows have a label, as ``evaluate`` counts them: not NaN, nor below 0 for the number of a class."""
+    have = np.ones(len(labels), bool)
+    if labels.dtype.kind == "f":
+        have &= ~np.isnan(labels)
+    if output.kind != "value" and output.classes is None:
+        have &= labels >= 0
+    return have
 
 
 def _units(columns: tuple[Column, ...]) -> Iterator[tuple[str, str, int | None]]:

@@ -43,7 +43,7 @@ def plots() -> Any:
         return import_module("sparkdl.estimators.summary_plot")
     except ImportError as error:
         raise ImportError(
-            f"plot() needs matplotlib, which is not installed here. {how_to_install('plot', 'matplotlib')}"
+            f"plot() needs matplotlib: {error}. {how_to_install('plot', 'matplotlib')}"
         ) from error
 
 

@@ -367,6 +367,7 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
         params = [_without_records(estimator._params_of_fit()) for estimator in estimators]
         self._rows = share_rows(dataset, params)
         self._indices = iter(range(len(params)))
+        self._num_left = len(params)
         self._lock = threading.Lock()
         self._group: RunGroup | None = None
         if params:
@@ -383,11 +384,18 @@ class FittedModels(Iterator[tuple[int, M]], Generic[M]):
             index = next(self._indices)
         nested = None if self._group is None else NestedRun(self._group, index)
         try:
-            return index, self._estimators[index]._fit_rows(self._df, self._rows[index], nested)
-        except BaseException:
+            fitted = self._estimators[index]._fit_rows(self._df, self._rows[index], nested)
+        except BaseException as error:
             if self._group is not None:
-                self._group.close("FAILED")
+                is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+                self._group.close("KILLED" if is_stopped else "FAILED")
             raise
+        with self._lock:
+            self._num_left -= 1
+            is_last = self._num_left == 0
+        if is_last and self._group is not None:
+            self._group.close()  # at exit, the group's run would end before its finalizer
+        return index, fitted
 
     next = __next__
     """Iterators of pyspark have this method, too."""

@@ -68,7 +68,7 @@ class Library:
 
 
 _DATA_ADVICE = "pip install petastorm==0.12.1 pyarrow pandas brings it"
-# Ranks of all contenders that train keep freed memory, as ranks of sparkdl do.
+# Ranks that benchmarks start here keep freed memory, as ranks of sparkdl do, unless the user has set how.
 _TORCH = Library(requires="torch", variables=ALLOCATOR_VARIABLES)
 _ARROW = Library(requires="pyarrow", advice=_DATA_ADVICE)
 _MPI = Library(
@@ -176,7 +176,8 @@ def rank_variables(
 ) -> Iterator[list[Inherited]]:
     """Yield what each rank of a library is started with; end the servers that the ranks need when the block ends."""
     # Several threads of one rank would take the cores of the other ranks.
-    base = {**os.environ, "OMP_NUM_THREADS": "1", **library.variables}
+    kept = {name: os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ}
+    base = {**os.environ, "OMP_NUM_THREADS": "1", **library.variables, **kept}
     with ExitStack() as stack:
         if library.is_mpi:
             yield [

@@ -349,12 +349,15 @@ def _memory(plan: JobPlan) -> str:
 def _overhead(plan: JobPlan) -> str:
     """Return the setting for the ranks of the fullest host, by the formula of ``docs/deploy.md``."""
     num_ranks = max(len(host.ranks) for host in plan.hosts)
-    num_bytes = num_ranks * (PYTHON_BYTES + plan.read_ahead_bytes + (plan.model.total if plan.model else 0))
-    without = "" if plan.model else "the model, "
+    of_rank = PYTHON_BYTES + plan.read_ahead_bytes + (plan.model.total if plan.model else 0)
+    without = (
+        "the model, " if plan.model is None else "the optimizer, " if plan.model.optimizer is None else ""
+    )
     return (
-        f"spark.executor.memoryOverhead={math.ceil(num_bytes / 2**20)}m for {num_ranks} rank"
-        f"{'s' if num_ranks > 1 else ''} in an executor on YARN or Kubernetes; in addition {without}the activations of "
-        "a step, and the size of /dev/shm"
+        f"spark.executor.memoryOverhead={math.ceil(num_ranks * of_rank / 2**20)}m on YARN or Kubernetes, for "
+        f"{num_ranks} rank{'s' if num_ranks > 1 else ''} of a host in one executor; in addition {without}the "
+        "activations of a step, the size of /dev/shm, and Spark's own default, 10 % of spark.executor.memory and at "
+        "least 384m"
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, ParamTypeError, SavedModelError
-from sparkdl.foreign_errors import needing, reading_from
+from sparkdl.foreign_errors import how_to_install, reading_from
 from sparkdl.tracking import Registration, SentRun, send_kept_runs
 from sparkdl.tracking.logged_model import check_registration
 from sparkdl.tracking.mlflow_model import FLAVOR_NAME, MODULE_FOLDER, FlavorOptions, log_flavor, save_flavor
@@ -316,11 +316,15 @@ def autolog(
         extra_tags: additional tags of the runs.
 
     Raises:
-        ParamError: if mlflow is not installed, ``every_n_iter`` is less than 1, or MLflow's registry must refuse the
-            name.
+        ImportError: if mlflow is not installed.
+        ParamError: if ``every_n_iter`` is less than 1, or MLflow's registry must refuse the name.
     """
-    with needing("sparkdl.autolog", "mlflow", "mlflow"):  # the fits report no error
-        import_module("mlflow")
+    try:
+        import_module("mlflow")  # the fits report no error
+    except ImportError as error:
+        raise ImportError(
+            f"sparkdl.autolog needs mlflow: {error}. {how_to_install('mlflow', 'mlflow')}"
+        ) from error
     if every_n_iter < 1:
         raise ParamError(f"every_n_iter is {every_n_iter}. Give a number of epochs, 1 or more.")
     check_registration(registered_model_name, None)

@@ -343,7 +343,8 @@ def _split(name: str) -> tuple[str, str]:
 
 def _library(module: str) -> Any:
     name = module.partition(".")[0]
-    packages = ["torchvision"] if name == "torchvision" else ["torchvision", name]  # timm imports torchvision
+    # timm imports torchvision, and an installed one may be for another torch.
+    packages = ["--upgrade", "torchvision", *([] if name == "torchvision" else [name])]
     advice = (
         f"It has to be installed on driver and executors, and torchvision in the version for their torch. "
         f"{how_to_install('backbones', *packages)}"

@@ -262,7 +262,7 @@ _VOCABULARIES = ("tokenizer.*", "*.model", "tekken.json")
 
 def import_transformers(what: str) -> Any:
     """Return transformers, or raise a ParamError that says that ``what`` needs it and what to install."""
-    with needing(f"{what}, on driver and executors,", "text", "transformers"):
+    with needing(what, "text", "transformers"):
         return importlib.import_module("transformers")
 
 

@@ -14,6 +14,7 @@ import base64
 import importlib.util
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -175,8 +176,11 @@ class FitRun(RunLog):
         self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
         super().__init__(self._sender.put)
         self._sender.put(Message(kind="begin"))
-        self._closing, self._is_closed = threading.Lock(), False
-        atexit.register(self._end_at_exit)  # a fit of a daemon thread does not get there
+        # Garbage collection within the end of a run may close its group on the same thread.
+        self._closing, self._is_closed = threading.RLock(), False
+        atexit.register(
+            self._end_at_exit, os.getpid()
+        )  # a fit of a daemon thread does not end its run itself
         files, self._code = _of_block.get()
         for path, content in files.items():
             self.log_file(path, content)
@@ -254,8 +258,13 @@ class FitRun(RunLog):
         """Wait until all messages are sent, for at most the time that a fit waits; only this waits for the server."""
         self._is_abandoned = not self._wait(self._wait_s)
 
-    def _end_at_exit(self) -> None:
-        self.close("KILLED")
+    def _end_at_exit(self, owner: int) -> None:
+        # A forked child has neither the run nor its thread; and a daemon thread may be ending the run, without end.
+        if os.getpid() == owner and self._closing.acquire(timeout=_WAIT_AFTER_INTERRUPT_S):
+            try:
+                self.close("KILLED")
+            finally:
+                self._closing.release()
 
     def close(self, status: str) -> None:
         """End the run, and keep the messages that were not sent; another call waits for the end of the first."""
@@ -391,9 +400,11 @@ def log_of_active_run() -> Iterator[RunLog]:
     Without such a run nothing is logged. A thread sends the messages. What the server has not taken ten seconds after
     the end is lost, with a warning.
     """
-    mlflow = sys.modules.get("mlflow")
-    active = None if mlflow is None else mlflow.active_run()
-    if mlflow is None or active is None:
+    active_run = getattr(
+        sys.modules.get("mlflow"), "active_run", None
+    )  # absent while another thread imports MLflow
+    active = None if active_run is None else active_run()
+    if active is None:
         yield RunLog(lambda _: None)
         return
     with _sending_to(active.info.run_id) as put:

@@ -157,7 +157,7 @@ def _log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) ->
         if free != name:
             _logger.log(
                 logging.DEBUG if current_switches().silent else logging.WARNING,
-                "The run %s has the param %s with the value %s; that of the fit, %s, is logged as %s.",
+                "The run %s has the param %s with the value %s; the further value %s is logged as %s.",
                 run_id,
                 name,
                 before[name],

@@ -155,7 +155,8 @@ def begin_run(client: MlflowClient, start: RunStart, parent_id: str | None = Non
                 INVALID_PARAMETER_VALUE,
             )
         held = active.data.tags.get(KEY_TAG)
-        if start.may_join and held in (None, start.key):
+        # A fit that continues joins the run that it had joined.
+        if held == start.key or (start.may_join and held is None):
             client.set_tag(start.active, KEY_TAG, start.key)
             return BegunRun(
                 start.active,

@@ -65,9 +65,9 @@ def _files(location: Location, *, without_partitions: bool) -> tuple[list[str], 
     """Return the files, and why they cannot be read in place; an empty text if they can."""
     try:
         from deltalake import DeltaTable
-    except ImportError:
+    except ImportError as error:
         advice = how_to_install("delta", "deltalake")
-        return [], f"It could be read in place with deltalake, which is not installed. {advice}"
+        return [], f"It could be read in place with deltalake, which cannot be imported: {error}. {advice}"
     try:
         table = DeltaTable(location.name_of(location.path))
         features = set(table.protocol().reader_features or ()) - _HARMLESS

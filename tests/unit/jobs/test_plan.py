@@ -88,8 +88,9 @@ def test_plan_has_rows_shards_steps_memory_and_ranks_per_host(tmp_path):
         "host     alpha: 1 rank (0) on 4 cores, with 1 thread, 1.0 MiB of free memory: less than the 7.8 MiB that "
         "these need",
         "host     beta: 1 rank (1) on 8 cores, with 2 threads",
-        "overhead spark.executor.memoryOverhead=520m for 1 rank in an executor on YARN or Kubernetes; in addition the "
-        "activations of a step, and the size of /dev/shm",
+        "overhead spark.executor.memoryOverhead=520m on YARN or Kubernetes, for 1 rank of a host in one executor; in "
+        "addition the activations of a step, the size of /dev/shm, and Spark's own default, 10 % of "
+        "spark.executor.memory and at least 384m",
         "output   /out is empty",
     ]
 

@@ -6,6 +6,7 @@ import atexit
 import io
 import logging
 import math
+import os
 import pickle
 import sys
 import warnings
@@ -106,10 +107,15 @@ def test_run_ends_as_its_fit_ends_and_joins_or_nests_under_an_active_run(tracked
 def test_run_that_is_open_when_the_program_ends_is_killed(tracked, open_run, monkeypatch):
     """A fit of a daemon thread is not ended before, such as a trial of Ray Tune."""
     at_exit = []
-    monkeypatch.setattr(atexit, "register", lambda function, *_: at_exit.append(function))
+    monkeypatch.setattr(atexit, "register", lambda function, *args: at_exit.append((function, args)))
     with open_run("on") as run:
-        (end,) = [function for function in at_exit if getattr(function, "__self__", None) is run]
-        end()
+        ((end, args),) = [found for found in at_exit if getattr(found[0], "__self__", None) is run]
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            end(*args)
+        run.flush()
+        assert mlflow.get_run(run.run_id).info.status == "RUNNING"
+        end(*args)
     assert mlflow.get_run(run.run_id).info.status == "KILLED"
     assert kept(tracked) == []
 
@@ -125,7 +131,7 @@ def test_fit_joins_a_run_with_params_and_keeps_its_own_beside_those_of_the_user(
             assert (run.run_id == outer.info.run_id) == (epochs == 3), "the second fit has a nested run"
     params = mlflow.get_run(outer.info.run_id).data.params
     assert params == {"epochs": "100", "sparkdl.epochs": "3", "batchSize": "8", "mine": "x"}
-    assert "param epochs with the value 100; that of the fit, 3, is logged as sparkdl.epochs" in caplog.text
+    assert "param epochs with the value 100; the further value 3 is logged as sparkdl.epochs" in caplog.text
     assert mlflow.get_run(run.run_id).data.params == {"epochs": "4", "batchSize": "8", "mine": "x"}
     assert kept(tracked) == []
 

@@ -91,6 +91,6 @@ def test_without_deltalake_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(
-        DataError, match=r"deltalake, which is not installed.*extra 'delta'.*Read it with Spark"
+        DataError, match=r"deltalake, which cannot be imported.*extra 'delta'.*Read it with Spark"
     ):
         scan_dataset(table)

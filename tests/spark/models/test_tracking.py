@@ -62,7 +62,7 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert {"step_loss", "system/communication/world/allreduce/count"} <= set(run.data.metrics)
     (trained_on,) = run.inputs.dataset_inputs
     assert json.loads(trained_on.dataset.profile)["num_rows"] == frame.count()
-    assert len(trained_on.dataset.digest) == 32
+    assert len(trained_on.dataset.digest) == 24
     assert (trained_on.dataset.name, trained_on.dataset.source_type) == ("DataFrame", "code")
     assert {each.key: each.value for each in trained_on.tags} == {"mlflow.data.context": "training"}
     client = mlflow.MlflowClient()

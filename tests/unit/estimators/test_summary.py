@@ -150,5 +150,5 @@ def test_plot_without_history_or_matplotlib_says_why(monkeypatch):
         TrainingSummary().plot()
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "sparkdl.estimators.summary_plot", raising=False)
-    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib, .* pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib: .* pip install matplotlib"):
         TrainingSummary(history=(record(1),)).plot()

@@ -379,7 +379,7 @@ def test_missing_and_broken_libraries_are_named_with_what_to_install(tmp_path, m
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator does not exist')\n")
     del sys.modules["timm"]
     with pytest.raises(
-        ParamError, match=r"No.*torchvision.*version for their torch\. .*pip install torchvision"
+        ParamError, match=r"No.*torchvision.*version for their torch\. .*pip install --upgrade torchvision"
     ):
         check_backbone(TIMM)
     del sys.modules["torchvision"]

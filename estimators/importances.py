@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 30
 _ERRORS = ("rootMeanSquaredError", "meanAbsoluteError")
-"""The metrics of which a smaller value is better."""
+"""Metrics that are better if they are smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -3,7 +3,7 @@
 Each step of an operation takes alpha, plus its bytes over beta: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization
 of Collective Communication Operations in MPICH" (2005). Rings move the fewest bytes; trees take the fewest steps. On
 several hosts NCCL's rings cross every host, each device with its own share of the host's network; CPU ranks exchange
-the shares of their hosts, of which fewer bytes cross if there are few hosts.
+the shares of their hosts. The fewer hosts, the fewer bytes cross between them.
 """
 
 from __future__ import annotations

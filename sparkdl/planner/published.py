@@ -308,7 +308,7 @@ class Order:
 
 
 def orders() -> Iterator[Order]:
-    """Yield the jobs of which the speeds of several layouts are published.
+    """Yield jobs for which the speeds of several layouts are published.
 
     torchtitan's runs of 405B compute in float8, which the planner does not know; that makes all of them faster alike.
     They have its default, as many microbatches as ranks in a pipeline. Narayanan et al. give the order alone, in

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sparkdl.parallel.pipeline.schedules import ranks_of_stages, stages_of_rank
-from sparkdl.parallel.verify.copies import check_divided_alike, check_tied
+from sparkdl.parallel.verify.copies import check_tied
 from sparkdl.torch.averaging import device_of_counts
 from sparkdl.torch.buffers import local_part
 
@@ -78,13 +78,11 @@ class TiedGradients:
         for parameter, _ in earlier:
             parameter.grad = None
         yield
-        if (
-            not self._is_division_checked
-        ):  # also without verification, as parts of other elements would be added
-            check_divided_alike(self._ties, copies, self._group)
+        # Divisions also without verification, as the gradients of other elements would be added.
+        divisions, values = not self._is_division_checked, self._verification.is_due
+        if divisions or values:
+            check_tied(self._ties, copies, self._group, divisions=divisions, values=values)
             self._is_division_checked = True
-        if self._verification.is_due:
-            check_tied(self._ties, copies, self._group)
         for tie in self._with_gradients(copies):
             self._sum(tie, copies[tie.name])
         for parameter, gradient in earlier:

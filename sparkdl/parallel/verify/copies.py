@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from sparkdl.parallel.pipeline.tied import TiedParameter
 
+    Copies = Mapping[str, Mapping[int, nn.Parameter]]
+
 _compared = WeakIdKeyDictionary()
 """The parameters that :func:`check_equal` has compared."""
 
@@ -47,27 +49,49 @@ def check_equal(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, ve
         )
 
 
-def check_divided_alike(
+def check_tied(
     ties: Sequence[TiedParameter],
-    copies: Mapping[str, Mapping[int, nn.Parameter]],
+    copies: Copies,
     group: dist.ProcessGroup,
+    *,
+    divisions: bool,
+    values: bool,
 ) -> None:
-    """Check that copies of tied parameters are divided alike, so that the gradients of parts can be added. Collective.
+    """Check copies of tied parameters. Collective.
 
     Args:
         ties: the parameters that several stages of a pipeline have.
         copies: this rank's copies, by the first name of the parameter and the number of the stage.
         group: process group of the ranks of the pipeline.
+        divisions: whether to check that copies are divided alike, so that the gradients of their parts can be added.
+        values: whether to check that copies, which are divided alike, are equal.
 
     Raises:
-        ParamError: on all ranks, if some are divided in another way.
+        ParamError: on all ranks, if copies differ.
     """
-    divisions = {
+    if divisions:
+        _check_divisions(ties, copies, group)
+    if values:
+        _check_values(ties, copies, group)
+
+
+def _check_values(ties: Sequence[TiedParameter], copies: Copies, group: dist.ProcessGroup) -> None:
+    parts = [next((sketch(parameter) for parameter in copies[tie.name].values()), None) for tie in ties]
+    for tie, differs in zip(ties, differing(parts, group), strict=True):
+        if differs:
+            raise ParamError(
+                f"{' and '.join(map(repr, tie.names))} are one parameter, and its copies differ between pipeline "
+                "stages. Begin with the same weights on all ranks: seed them before the model is made."
+            )
+
+
+def _check_divisions(ties: Sequence[TiedParameter], copies: Copies, group: dist.ProcessGroup) -> None:
+    here = {
         name: [str(getattr(parameter, "placements", "whole")) for parameter in copies_here.values()]
         for name, copies_here in copies.items()
     }
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, divisions, group=group)
+    dist.all_gather_object(of_ranks, here, group=group)
     for tie in ties:
         ways = {way for divisions_there in of_ranks for way in divisions_there.get(tie.name, ())}
         if len(ways) > 1:
@@ -75,28 +99,4 @@ def check_divided_alike(
                 f"{' and '.join(map(repr, tie.names))} are one parameter, and pipeline stages divide it in "
                 f"different ways: {' and '.join(sorted(ways))}. Divide an embedding by 'embedding_rowwise' and "
                 "the head with its weights by 'colwise', or neither, and shard all stages or none."
-            )
-
-
-def check_tied(
-    ties: Sequence[TiedParameter],
-    copies: Mapping[str, Mapping[int, nn.Parameter]],
-    group: dist.ProcessGroup,
-) -> None:
-    """Check that copies of tied parameters, which are divided alike, are equal. Collective.
-
-    Args:
-        ties: the parameters that several stages of a pipeline have.
-        copies: this rank's copies, by the first name of the parameter and the number of the stage.
-        group: process group of the ranks of the pipeline.
-
-    Raises:
-        ParamError: on all ranks, if one differs.
-    """
-    parts = [next((sketch(parameter) for parameter in copies[tie.name].values()), None) for tie in ties]
-    for tie, differs in zip(ties, differing(parts, group), strict=True):
-        if differs:
-            raise ParamError(
-                f"{' and '.join(map(repr, tie.names))} are one parameter, and its copies differ between pipeline "
-                "stages. Begin with the same weights on all ranks: seed them before the model is made."
             )

@@ -150,7 +150,7 @@ def open_nccl_group(
         )
     except BaseException:
         for core in opened:
-            core.abort("another rank could not open it")
+            _give_up(core, "another rank could not open it")
         raise
     return NcclGroup(opened[0], communicator, gpu=gpu, name=name, timeout_s=timeout_s)
 
@@ -242,6 +242,7 @@ def _begin(
     """
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
     news = communicator.rendezvous.view(f"nccl/{name}/{count}")
+    core = None
     try:
         core = NcclCommunicator(
             library=library,
@@ -262,9 +263,17 @@ def _begin(
             return core
     except CommunicatorError as error:
         news.set("failed", str(error).encode())
+        if core is not None:
+            _give_up(core, str(error))
         raise
-    core.abort(reason)
+    _give_up(core, reason)
     raise CommunicatorError(reason)
+
+
+def _give_up(core: NcclCommunicator, reason: str) -> None:
+    """Abort a communicator, and wait until NCCL has ended: errors keep the frames that hold it, so nothing drops it."""
+    core.abort(reason)
+    core.close()
 
 
 _GAVE_UP = "gave up because another rank failed"

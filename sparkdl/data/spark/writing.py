@@ -288,7 +288,8 @@ class RowGroupWriter(AbstractContextManager["RowGroupWriter"]):
             return
         with suppress(Exception):
             discard = getattr(self._file, "discard", None)
-            if discard is not None:  # an upload in parts, which closing would complete
+            # An upload in parts, which closing would complete. fsspec's local files have the method, but refuse it.
+            if discard is not None and not self._location.is_local:
                 discard()
             self._file.close()
         with suppress(Exception):

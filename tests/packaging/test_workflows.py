@@ -6,9 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github" / "workflows"
@@ -36,6 +40,30 @@ def test_workflow_tests_every_python_of_the_classifiers_and_the_oldest_and_newes
     releases = re.findall(r"^pyspark==(\d+)\.(\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     newest = ".".join(max(releases, key=lambda release: tuple(map(int, release))))
     assert {"3.5", newest} <= {spark for _, spark in matrix}
+
+
+def test_pinned_versions_that_are_installed_here_admit_each_python_of_their_line() -> None:
+    pythons = re.findall(r":: Python :: (3\.[0-9]+)", (ROOT / "pyproject.toml").read_text())
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    installed = {dist.name.lower(): dist for dist in metadata.distributions()}
+    num_checked, refused = 0, []
+    for requirement in pinned:
+        dist = installed.get(requirement.name.lower())
+        if dist is None or dist.version not in requirement.specifier:
+            continue
+        num_checked += 1
+        admitted = SpecifierSet(dist.metadata.get("Requires-Python") or "")
+        for python in pythons:
+            # The newest patch release, as a package may need a later one than the first.
+            full = f"{python}.99"
+            environment = {**default_environment(), "python_version": python, "python_full_version": full}
+            if (
+                requirement.marker is None or requirement.marker.evaluate(environment)
+            ) and full not in admitted:
+                refused.append(f"{requirement} needs Python {admitted}, not {python}")
+    assert num_checked > 200
+    assert refused == []
 
 
 def test_commands_of_the_workflows_are_targets_of_the_makefile() -> None:

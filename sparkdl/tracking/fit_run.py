@@ -74,7 +74,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RunLog:
-    """Makes messages of the params and metrics of a run.
+    """Makes messages of the params, metrics and files of a run.
 
     Args:
         put: function that takes each message, to be sent.
@@ -98,8 +98,16 @@ class RunLog:
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log metrics, except those that are not finite."""
-        for message in _metrics_messages(step, metrics):
-            self._put(message)
+        now = int(time.time() * 1000)
+        finite = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
+        for start in range(0, len(finite), MAX_METRICS_PER_MESSAGE):
+            part = finite[start : start + MAX_METRICS_PER_MESSAGE]
+            self._put(Message(kind="metrics", content={"metrics": part}))
+
+    def log_file(self, path: str, content: bytes) -> None:
+        """Write a small file into the artifacts of the run."""
+        encoded = base64.b64encode(content).decode()
+        self._put(Message(kind="file", content={"path": path, "base64": encoded}))
 
 
 class FitRun(RunLog):
@@ -213,10 +221,6 @@ class FitRun(RunLog):
         if self.refusal is not None:
             said = without_credentials(str(self.refusal))
             raise ParamError(f"MLflow refuses the run of this fit: {said}") from self.refusal
-
-    def log_file(self, path: str, content: bytes) -> None:
-        """Write a small file into the artifacts of the run."""
-        self._sender.put(_file_message(path, content))
 
     def log_folder(self, path: str, folder: Path) -> None:
         """Copy a local folder into the artifacts of the run; it must exist until the run is closed."""
@@ -382,17 +386,6 @@ def log_with_fits(*, files: Mapping[str, bytes], code: Sequence[Path]) -> Iterat
         _of_block.reset(token)
 
 
-def _file_message(path: str, content: bytes) -> Message:
-    return Message(kind="file", content={"path": path, "base64": base64.b64encode(content).decode()})
-
-
-def _metrics_messages(step: int, metrics: Mapping[str, float]) -> Iterator[Message]:
-    now = int(time.time() * 1000)
-    finite = [[name, float(value), now, step] for name, value in metrics.items() if math.isfinite(value)]
-    for start in range(0, len(finite), MAX_METRICS_PER_MESSAGE):
-        yield Message(kind="metrics", content={"metrics": finite[start : start + MAX_METRICS_PER_MESSAGE]})
-
-
 @contextmanager
 def log_of_active_run() -> Iterator[RunLog]:
     """Give the log of the run that the user has opened on this thread.
@@ -421,10 +414,10 @@ def add_to_run(run_id: str, metrics: Mapping[str, float], files: Mapping[str, by
         _logger.warning("MLflow is not installed, so nothing is added to its run %s.", run_id)
         return
     with _sending_to(run_id) as put:
-        for message in _metrics_messages(0, metrics):
-            put(message)
+        log = RunLog(put)
+        log.log_metrics(0, metrics)
         for path, content in files.items():
-            put(_file_message(path, content))
+            log.log_file(path, content)
 
 
 @contextmanager

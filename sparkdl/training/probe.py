@@ -413,9 +413,13 @@ def probe(
         _count_classes(head.loss, outputs[head.label.name]) if head.loss is not None else None
         for head in heads
     )
-    heads = tuple(
+    dtypes = [
         _try_labels(trial, gradients, head, outputs.get(head.label.name), labels[head.label.name], weighted)
         for head in heads
+    ]
+    heads = tuple(
+        replace(head, label=replace(head.label, dtype=dtype_name(dtype)))
+        for head, dtype in zip(heads, dtypes, strict=True)
     )
     if gradients.found.any_found:
         try_optimizer(made, shared)
@@ -540,12 +544,11 @@ def _try_labels(
     outputs: Tensor | None,
     labels: npt.NDArray[np.generic],
     weighted: bool,
-) -> Head:
-    """Return the head with the dtype in which its labels enter its loss; compute the gradients of the loss."""
+) -> torch.dtype:
+    """Return the dtype in which the labels of a head enter its loss; compute the gradients of the loss."""
     name, loss = head.label.name, head.loss
     if loss is None:
-        dtype = torch.int64 if labels.dtype.kind in "biu" else number_dtype(model)
-        return _with_dtype(head, dtype)
+        return torch.int64 if labels.dtype.kind in "biu" else number_dtype(model)
     assert outputs is not None, "a head with a loss has an output"
     failures = []
     row_weights = None
@@ -574,16 +577,12 @@ def _try_labels(
                 f"Param loss compares outputs of shape (N, 1) with the labels of column {name!r}, of shape (N,), which "
                 "torch broadcasts to (N, N). Give both one shape, as loss(outputs.squeeze(1), labels) does."
             )
-        return _with_dtype(head, dtype)
+        return dtype
     raise DataError(
         f"The model's outputs or the labels of column {name!r} do not fit the loss: labels of shape {labels.shape} "
         f"and dtype {labels.dtype} with outputs of shape {tuple(outputs.shape)} gave {type(failures[0]).__name__}: "
         f"{failures[0]}"
     ) from failures[0]
-
-
-def _with_dtype(head: Head, dtype: torch.dtype) -> Head:
-    return replace(head, label=replace(head.label, dtype=dtype_name(dtype)))
 
 
 def _label_dtypes(

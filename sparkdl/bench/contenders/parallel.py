@@ -82,13 +82,16 @@ class ParallelTrial(Trial):
         """Return the loss of the batch, and the bytes that its forward pass keeps for the backward pass."""
         import torch
 
+        from sparkdl.torch.buffers import local_part
+
         if self._is_idle:
             return float("nan"), 0
-        storages = {part.untyped_storage().data_ptr() for part in map(_local, self._step.module.parameters())}
+        parts = map(local_part, self._step.module.parameters())
+        storages = {part.untyped_storage().data_ptr() for part in parts}
         saved: dict[int, int] = {}
 
         def note(tensor: torch.Tensor) -> torch.Tensor:
-            storage = _local(tensor).untyped_storage()
+            storage = local_part(tensor).untyped_storage()
             if storage.data_ptr() not in storages:
                 saved[storage.data_ptr()] = storage.nbytes()
             return tensor
@@ -100,16 +103,13 @@ class ParallelTrial(Trial):
     def _state_bytes(self) -> int:
         import torch
 
+        from sparkdl.torch.buffers import local_part
+
         parameters = self._step.module.parameters()
         tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad)]
         for state in self._optimizer.state.values():
             tensors += [value for value in state.values() if isinstance(value, torch.Tensor) and value.ndim]
-        return sum(_local(tensor).nbytes for tensor in tensors if tensor is not None)
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
+        return sum(local_part(tensor).nbytes for tensor in tensors if tensor is not None)
 
 
 def make_decoder(size: DecoderSize) -> torch.nn.Module:

@@ -126,18 +126,16 @@ class ScalingTrial(Trial):
         that was in use in a step, beyond what was before the model was made, without the holes that the allocator
         keeps.
         """
+        threads_s = self._wall_s * self._case["threads"]
         return {
             "loss": self._loss,
-            "processor": self._share_of_threads(self._cpu_s),
-            "kernel": self._share_of_threads(self._kernel_s),
+            "processor": self._cpu_s / threads_s if threads_s else 0.0,
+            "kernel": self._kernel_s / threads_s if threads_s else 0.0,
             "waits": self._exposed_s / self._wall_s if self._communicates else None,
             "gpu": self._gpu_load,
             "memory_bytes": _peak_memory(),
             "used_bytes": self._used_bytes,
         }
-
-    def _share_of_threads(self, seconds: float) -> float:
-        return seconds / self._wall_s / self._case["threads"] if self._wall_s else 0.0
 
 
 class AccuracyTrial(ScalingTrial):

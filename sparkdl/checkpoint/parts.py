@@ -28,7 +28,7 @@ def mark_stages(parts: Iterable[Part]) -> None:
         for module in part.value.modules()
     ):
         for part in parts:
-            part.is_sharded = True
+            part.is_of_stage = True
 
 
 class Part(ABC):
@@ -36,15 +36,20 @@ class Part(ABC):
 
     Attributes:
         value: part of the state.
-        is_sharded: whether each rank keeps its own piece of the part, which differs from rank 0's.
+        is_of_stage: whether a module of the state is a pipeline stage.
         has_tensors: whether a commit stores the tensors of the part by their names: it is a module or an optimizer.
     """
 
-    is_sharded: bool = False
+    is_of_stage: bool = False
     has_tensors: bool = False
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+    @property
+    def is_sharded(self) -> bool:  # a property, as the part may be sharded later
+        """Whether each rank keeps its own piece of the part, which differs from rank 0's."""
+        return self.is_of_stage or any(hasattr(tensor, "full_tensor") for tensor in _tensors_of(self.value))
 
     @abstractmethod
     def save(self) -> None:
@@ -71,21 +76,10 @@ class Part(ABC):
 class StateDictPart(Part):
     """Keeps a part that has a ``state_dict``."""
 
-    _is_of_stage = False
-
     def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.has_tensors = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
         self.save()
-
-    @property
-    def is_sharded(self) -> bool:  # a property, as the part may be sharded later
-        """See :class:`Part`."""
-        return self._is_of_stage or any(hasattr(tensor, "full_tensor") for tensor in _tensors_of(self.value))
-
-    @is_sharded.setter
-    def is_sharded(self, is_sharded: bool) -> None:
-        self._is_of_stage = is_sharded
 
     def save(self) -> None:
         """See :class:`Part`.

@@ -498,8 +498,10 @@ class _OneCheckpoint:
     reset = set_up
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Leave the planner's plan as it is."""
+        """Leave the planner's plan as it is, or those of all ranks."""
         return plan
+
+    prepare_global_plan = prepare_local_plan
 
 
 class _PartWriter(_OneCheckpoint, StorageWriter):
@@ -606,10 +608,6 @@ class _PartReader(_OneCheckpoint, StorageReader):
                 for name, entry in self._tensors.items()
             }
         )
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Leave the planner's plans as they are."""
-        return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the parts of tensors that this rank needs: of each saved part, the rows that its own part overlaps."""

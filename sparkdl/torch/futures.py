@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import Work
 
 from sparkdl.collective.watch import Watch
 from sparkdl.rendezvous.deadline import Deadline
-from sparkdl.torch.work import UnawaitedWorks
+from sparkdl.torch.work import UnawaitedWorks, wait_for_outputs
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +70,9 @@ class FutureCompleter:
             source: new future from which to derive it; None for one whose values are on the CPU.
         """
         source = torch.futures.Future() if source is None else source
-
-        def outputs_of_work(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
-            work.wait()
-            return work.result()
-
         # Only a callback of `then` can give C++ waiters an error: `set_exception` is seen by Python waiters
         # alone, and the reducer of DistributedDataParallel would take the exception object for its tensors.
-        future = source.then(outputs_of_work)
+        future = source.then(partial(wait_for_outputs, work))
         if work.is_completed():
             source.set_result(None)
         else:

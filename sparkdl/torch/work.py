@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +101,8 @@ class OwnWork(Work):
 
     __slots__ = ()
 
+    _outputs: Sequence[torch.Tensor]
+
     def is_success(self) -> bool:
         """Whether the work is over and has not failed."""
         return self.is_completed() and self.exception() is None
@@ -107,6 +110,16 @@ class OwnWork(Work):
     def synchronize(self) -> None:
         """The same as ``wait``."""
         self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        """The output tensors; wait first."""
+        return list(self._outputs)
+
+
+def wait_for_outputs(work: Work, _: torch.futures.Future[Any]) -> list[torch.Tensor]:
+    """Wait for a work, and return its outputs: a callback of a future that completes with the work or after it."""
+    work.wait()
+    return work.result()
 
 
 class KeptWork(OwnWork):
@@ -121,10 +134,6 @@ class KeptWork(OwnWork):
         self._outputs = list(outputs)
         self._unawaited = unawaited
         self.is_awaited = False
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors; wait first."""
-        return self._outputs
 
     def release(self) -> bool:
         """Drop the outputs if the work is complete; return whether they were dropped."""
@@ -156,10 +165,6 @@ class CompletedWork(OwnWork):
     def exception(self) -> Exception | None:
         """None: the collective has not failed."""
         return None
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
-        return list(self._outputs)
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A complete future of the output tensors."""
@@ -257,10 +262,6 @@ class CollectiveWork(OwnWork):
                 return error
         return self._failure
 
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors; wait first."""
-        return list(self._outputs)
-
     def release(self) -> bool:
         """Drop the outputs if the work is complete and no thread is finishing it; return whether they were dropped.
 
@@ -345,12 +346,7 @@ class JoinedWork(OwnWork):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the output tensors, or of the first error."""
         together = torch.futures.collect_all([work.get_future() for work in self._works])
-
-        def outputs_or_failure(_: torch.futures.Future[Any]) -> list[torch.Tensor]:
-            self.wait()
-            return self.result()
-
-        return together.then(outputs_or_failure)
+        return together.then(partial(wait_for_outputs, self))
 
 
 def seconds(timeout: timedelta | None) -> float | None:

@@ -97,7 +97,7 @@ class NcclWork(KeptWork):
             self._future = self._lane.new_future()
             with self._lane.beside(self._outputs, asynchronous=True):
                 self.wait()
-                self._future.set_result(self._outputs)
+                self._future.set_result(self.result())
         return self._future
 
 

@@ -52,16 +52,17 @@ class HookedStep(torch.optim.Optimizer):
     _parameter_names: dict[torch.nn.Parameter, str]
     _passes_left: dict[torch.nn.Parameter, int]
 
-    def _count_passes(self, parameters: Iterable[torch.nn.Parameter], backward_passes_per_step: int) -> None:
+    def _count_passes(
+        self, parameters: Iterable[torch.nn.Parameter], backward_passes_per_step: int, *, hooks: bool = True
+    ) -> None:
+        """Begin to count backward passes, by a hook for every gradient, for as long as this optimizer exists."""
         self._passes_left = {parameter: 0 for parameter in parameters if parameter.requires_grad}
         self.set_backward_passes_per_step(backward_passes_per_step)
-
-    def _hook_gradients(self) -> None:
-        """Register a hook for every gradient, for as long as this optimizer exists."""
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        weakref.finalize(self, _remove, self._hooks).atexit = False
-        for parameter in self._passes_left:
-            self._hook(parameter)
+        if hooks:
+            self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+            weakref.finalize(self, _remove, self._hooks).atexit = False
+            for parameter in self._passes_left:
+                self._hook(parameter)
 
     def _hook(self, parameter: torch.nn.Parameter) -> None:
         # The garbage collector does not see the hooks that autograd holds: a hook with a reference to this object would
@@ -246,7 +247,6 @@ class AdasumStep(HookedStep):
         self._under_way: dict[torch.nn.Parameter, tuple[int, torch.Tensor, Any]] = {}
         """Handle, value before the step, and the compressor's context, by parameter."""
         self._count_passes(names, backward_passes_per_step)
-        self._hook_gradients()
 
     def _forget(self) -> None:
         self._under_way.clear()
@@ -414,9 +414,7 @@ class _ReducedStep(HookedStep):
         self._reduction = reduction
         self._synchronized = False
         self._should_synchronize = True
-        self._count_passes(parameters, backward_passes_per_step)
-        if reduction is not None:
-            self._hook_gradients()
+        self._count_passes(parameters, backward_passes_per_step, hooks=reduction is not None)
 
     def _take_up_new(self) -> None:
         if self._reduction is not None:

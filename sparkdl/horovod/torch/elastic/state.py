@@ -124,9 +124,7 @@ class ObjectState(TrainingState, State):
     def _sync_part(self, part: Any) -> None:
         part.sync()
 
-    def commit(self) -> None:
-        """Remember the variables as they are now."""
-        State.commit(self)
+    commit = State.commit
 
 
 class TorchState(ObjectState):

@@ -54,11 +54,6 @@ def thread_variables(num_threads: int) -> dict[str, str]:
     return dict.fromkeys((THREADS, _THREADS_OF_TOKENIZERS), str(num_threads))
 
 
-def in_threads(num_threads: int) -> str:
-    """Number of threads as text: ``1 thread``, ``4 threads``."""
-    return f"{num_threads} thread{'' if num_threads == 1 else 's'}"
-
-
 def _quotas(process: Path) -> Iterator[float]:
     """Yield the quotas, in cores, of a process's cgroups and of those that contain them; cgroups v1 and v2."""
     try:

@@ -312,6 +312,11 @@ def did_you_mean(
     return f"Did you mean {' or '.join(show(folded[word]) for word in near)}?" if near else otherwise
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return a number of things as text: ``1 thread``, ``4 threads``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def listed(names: Iterable[str], most: int = 10) -> str:
     """Return names for an error, separated by commas: at most the first ``most``, then the number of the others."""
     names = list(names)

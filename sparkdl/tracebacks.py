@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sparkdl
+from sparkdl.errors import count_of
 
 _SPARKDL = str(Path(sparkdl.__file__).parent)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
@@ -89,4 +90,4 @@ def _fold(folded: list[str]) -> list[str]:
     if not folded:
         return []
     of = " and ".join(dict.fromkeys(folded))
-    return [f"  ... {len(folded)} frame{'' if len(folded) == 1 else 's'} of {of}\n"]
+    return [f"  ... {count_of(len(folded), 'frame')} of {of}\n"]

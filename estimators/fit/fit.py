@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from sparkdl.cores import in_threads
 from sparkdl.data.dataset.row_choice import spread_rows
 from sparkdl.data.feed.shards import steps_per_epoch
 from sparkdl.data.spark.columns import check_frame
 from sparkdl.data.spark.input_files import input_files, table_of
-from sparkdl.errors import LaunchError, ParamError, ParamTypeError
+from sparkdl.errors import LaunchError, ParamError, ParamTypeError, count_of
 from sparkdl.estimators.fit.checkpoints import (
     FinishedFit,
     find_finished,
@@ -269,7 +268,7 @@ def _train(
 ) -> tuple[FinishedFit, WorldReport | None]:
     stored = store_spec(spec, weights)
     num_threads = params.getThreadsPerWorker() or threads_by_settings(spark)
-    threads = in_threads(num_threads or task_cpus(spark))
+    threads = count_of(num_threads or task_cpus(spark), "thread")
 
     def run(start: Start) -> FitOutcome:
         num_ranks = start.num_ranks

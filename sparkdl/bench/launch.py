@@ -19,6 +19,7 @@ from sparkdl.bench.libraries import require, split_missing
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts
 from sparkdl.bench.report import MEASURED, Columns, format_time, row_of, show, time_of
 from sparkdl.cli.local_session import start_session
+from sparkdl.errors import count_of
 from sparkdl.launch import run_on_local_ranks, run_on_ranks
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def measure(launches: Mapping[str, Launch], num_ranks: int, seconds: float) -> l
     times, spent = take_turns({name: partial(launch, run) for name, run in launches.items()}, seconds)
     return [
         {
-            **row_of(f"{num_ranks} rank{'' if num_ranks == 1 else 's'}", name, times),
+            **row_of(count_of(num_ranks, "rank"), name, times),
             "ranks": num_ranks,
             "processor_s": statistics.median(spent[name]),
         }

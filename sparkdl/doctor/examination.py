@@ -13,7 +13,7 @@ from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_checks import judge_machine, judge_versions
 from sparkdl.doctor.machine_facts import MachineFacts, look_around
 from sparkdl.doctor.network import judge_network, survey_network
-from sparkdl.errors import LaunchError, SparkdlError
+from sparkdl.errors import LaunchError, SparkdlError, count_of
 from sparkdl.launch import check_cluster, run_on_local_ranks, run_on_ranks, wait_for_slots
 from sparkdl.spark.failures import executor_python_problem, spark_words
 from sparkdl.spark.jobs import jobs_of
@@ -124,7 +124,7 @@ def _slots(spark: SparkSession, num_ranks: int | None, timeout_s: float) -> tupl
         return (0 if is_dynamic or not slots else slots), [finding]
     said = f"not known over Spark Connect; {wanted} tasks are tried"
     if slots is not None:
-        said = f"{slots} slot{'' if slots == 1 else 's'}"
+        said = count_of(slots, "slot")
     version = f"Spark {spark.version}"
     return wanted, [Finding(check="slots", where=CLUSTER, status=GOOD, found=f"{said}, {version}")]
 
@@ -194,7 +194,7 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
     }
     if len(set(names.values())) < len(names):
         names = {host: f"{name} ({host})" for host, name in names.items()}
-    text = f"{slots} ran on {len(names)} host{'s' if len(names) > 1 else ''}"
+    text = f"{slots} ran on {count_of(len(names), 'host')}"
     findings = [Finding(check="ranks", where=CLUSTER, status=GOOD, found=text)]
     if not heard:
         advice = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparkdl.cores import in_threads
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.doctor.machine_facts import MachineFacts
+from sparkdl.errors import count_of
 from sparkdl.host_memory import in_bytes
 from sparkdl.launch.wire.spec import COMPARED_PACKAGES, version_conflicts
 from sparkdl.rendezvous.hosts import FOLDER
@@ -94,7 +94,7 @@ def _python(facts: MachineFacts) -> _Verdict:
 
 def _threads(facts: MachineFacts, num_ranks: int, num_threads: int) -> _Verdict:
     ranks = "1 rank" if num_ranks == 1 else f"each of {num_ranks} ranks"
-    text = f"{in_threads(num_threads)} for {ranks}, and {facts.cores} core{'s' if facts.cores > 1 else ''}"
+    text = f"{count_of(num_threads, 'thread')} for {ranks}, and {count_of(facts.cores, 'core')}"
     if num_ranks * num_threads > facts.cores and num_threads > 1:
         advice = "Lower threadsPerWorker, OMP_NUM_THREADS or spark.task.cpus: threads that wait for cores are slow."
         return NOTE, text, advice

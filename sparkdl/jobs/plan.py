@@ -12,14 +12,14 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cores import in_threads, threads_of_local_rank, usable_cores
+from sparkdl.cores import threads_of_local_rank, usable_cores
 from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quoted
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import lasting_key
-from sparkdl.errors import DataError, JobFileError
+from sparkdl.errors import DataError, JobFileError, count_of
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.estimators.params.training import num_readers
 from sparkdl.host_memory import available_bytes, in_bytes
@@ -321,8 +321,8 @@ def _ranks(plan: JobPlan) -> str:
 def _steps(plan: JobPlan) -> str:
     about = "" if plan.is_exact else "about "
     updates = "" if plan.updates == plan.steps else f", {plan.updates:,} updates of the weights"
-    epochs = f"{plan.epochs:,} epoch{'s' if plan.epochs > 1 else ''}"
-    return f"{about}{plan.steps:,} per epoch{updates}; {about}{plan.steps * plan.epochs:,} in {epochs}"
+    all_steps = f"{plan.steps * plan.epochs:,} in {count_of(plan.epochs, 'epoch')}"
+    return f"{about}{plan.steps:,} per epoch{updates}; {about}{all_steps}"
 
 
 def _model(plan: JobPlan) -> str:
@@ -355,7 +355,7 @@ def _overhead(plan: JobPlan) -> str:
     )
     return (
         f"spark.executor.memoryOverhead={math.ceil(num_ranks * of_rank / 2**20)}m on YARN or Kubernetes, for "
-        f"{num_ranks} rank{'s' if num_ranks > 1 else ''} of a host in one executor; in addition {without}the "
+        f"{count_of(num_ranks, 'rank')} of a host in one executor; in addition {without}the "
         "activations of a step, the size of /dev/shm, and Spark's own default, 10 % of spark.executor.memory and at "
         "least 384m"
     )
@@ -371,6 +371,6 @@ def _host(plan: JobPlan, index: int) -> str:
         short = f": less than the {in_bytes(needed)} that these need"
     numbers = ", ".join(map(str, host.ranks))
     return (
-        f"{host.name}: {num} rank{'s' if num > 1 else ''} ({numbers}) on {host.num_cores} cores, with "
-        f"{in_threads(host.num_threads)}{' each' if num > 1 else ''}{free}{short}"
+        f"{host.name}: {count_of(num, 'rank')} ({numbers}) on {host.num_cores} cores, with "
+        f"{count_of(host.num_threads, 'thread')}{' each' if num > 1 else ''}{free}{short}"
     )

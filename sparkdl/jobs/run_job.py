@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.local_session import quiet_libraries, spark_options, use_own_spark
 from sparkdl.data.files.lease import hold_alone
-from sparkdl.errors import ClusterLostError, ParamError
+from sparkdl.errors import ClusterLostError, ParamError, count_of
 from sparkdl.estimators.fit.inputs import check_columns, column_names
 from sparkdl.estimators.fit.progress import JsonProgress
 from sparkdl.estimators.summary import describe_values
@@ -249,10 +249,6 @@ def _has_same_files(checked: _Checked) -> bool:
     return result is not None and checked.files is not None and result.get("files") == checked.files
 
 
-def _count_of(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say, *, is_again: bool) -> None:
     estimator, began = checked.estimator, datetime.now(timezone.utc)
     checkpoints = estimator.getCheckpointDir()
@@ -260,7 +256,7 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
         _remove_checkpoints(checkpoints, say)
     say(
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
-        f"{_count_of(estimator.getEpochs(), 'epoch')} on {_count_of(estimator.getNumWorkers(), 'rank')}."
+        f"{count_of(estimator.getEpochs(), 'epoch')} on {count_of(estimator.getNumWorkers(), 'rank')}."
     )
     with log_with_fits(files={"job.yaml": _yaml_of(checked.job)}, code=loggable(checked.code)):
         model = estimator.fit(frame)

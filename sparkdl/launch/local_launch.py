@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.checks import check_counts
-from sparkdl.cores import in_threads, threads_of_local_rank
-from sparkdl.errors import LaunchError
+from sparkdl.cores import threads_of_local_rank
+from sparkdl.errors import LaunchError, count_of
 from sparkdl.launch.elastic.offers import SlotOffer
 from sparkdl.launch.forkserver.reuse import end_idle_forkservers
 from sparkdl.launch.hangs.watch import hang_limits
@@ -99,7 +99,9 @@ def run_on_local_ranks(
     most = num_ranks if elastic is None else elastic.most
     gpus = [gpus_of(rank, gpus_per_rank, os.environ) for rank in range(most)]
     check_loopback()
-    _logger.info("Starting %d ranks on this machine with %s each.", num_ranks, in_threads(num_threads))
+    _logger.info(
+        "Starting %d ranks on this machine with %s each.", num_ranks, count_of(num_threads, "thread")
+    )
     try:
         return run_spec(
             lambda spec, slot: LocalStage(spec, gpus[slot:]),

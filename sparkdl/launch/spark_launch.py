@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cores import in_threads
+from sparkdl.errors import count_of
 from sparkdl.launch.hangs.watch import hang_limits
 from sparkdl.launch.ranks import check_spec, run_spec
 from sparkdl.launch.slots import OnWait, check_cluster
@@ -142,7 +142,7 @@ def run_on_ranks(
     _logger.info(
         "Starting %d ranks with %s each.",
         num_ranks,
-        in_threads(spec.num_threads or task_cpus(session, resources)),
+        count_of(spec.num_threads or task_cpus(session, resources), "thread"),
     )
     host = driver_hosts(session)
     with jobs_of(f"run {name_of(function)}", unless_named=True):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import CommunicatorTimeoutError
+from sparkdl.errors import CommunicatorTimeoutError, count_of
 from sparkdl.launch.wire.world import (
     ANSWER_KEY,
     ARRIVALS,
@@ -338,9 +338,8 @@ class Roster:
             )
             return
         logger.warning(
-            "The run continues with %d rank%s, %s.",
-            after.num_ranks,
-            "" if after.num_ranks == 1 else "s",
+            "The run continues with %s, %s.",
+            count_of(after.num_ranks, "rank"),
             " and ".join(filter(None, what)),
         )
 

@@ -7,12 +7,11 @@ from datetime import datetime, timezone
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sparkdl.errors import ParamError, SavedModelError, StoreError
+from sparkdl.errors import ParamError, SavedModelError, StoreError, count_of
 from sparkdl.estimators import TorchModel, TrainingSummary
 from sparkdl.jobs.identity import identity_of
 from sparkdl.jobs.job import read_job
 from sparkdl.jobs.output import JobOutput, make_result
-from sparkdl.jobs.run_job import _count_of
 from sparkdl.training.history import EpochRecord
 from tests.unit.estimators.public_classes import MODELS
 from tests.unit.jobs.job_files import write_job
@@ -152,7 +151,7 @@ def test_errors_of_a_filesystem_plugin_name_the_output(tmp_path, monkeypatch):
 
 
 def test_a_job_of_one_epoch_and_rank_is_told_in_the_singular():
-    assert [_count_of(1, "rank"), _count_of(2, "rank"), _count_of(1500, "epoch")] == [
+    assert [count_of(1, "rank"), count_of(2, "rank"), count_of(1500, "epoch")] == [
         "1 rank",
         "2 ranks",
         "1,500 epochs",

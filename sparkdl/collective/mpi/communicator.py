@@ -108,11 +108,8 @@ class MpiCommunicator(MpiGroups):
             self._comm.Free()
             unfinished.discard(self)
 
-    def _carry_out(self, plan: MpiPlan, timeout_s: float | None) -> None:
-        """Agree with the other ranks, and run the steps of the plan."""
-        self._drive(self._agree_and_move(plan), plan.signature, timeout_s)
-
     def _agree_and_move(self, plan: MpiPlan) -> Steps:
+        """Agree with the other ranks, and run the steps of the plan."""
         yield from self._agreement.reach(plan.signature, self._num_joined - 1)
         self._timing.all_here()
         for buffer in plan.buffers:

@@ -23,6 +23,7 @@ from sparkdl.collective.mpi.operations import (
     for_mpi,
     pieces,
     shape_to_agree_on,
+    signature_of,
     written_by_mpi,
 )
 from sparkdl.collective.mpi.reductions import MpiReductions, reduction_of
@@ -60,14 +61,7 @@ class MpiMovements(MpiOperations):
     def _plan_broadcast(self, array: Array, *, root: int, name: str = "") -> MpiPlan:
         is_root = self.rank == self._check_root(root)
         buffer = flatten(array, reads=is_root, writes=not is_root)
-        signature = Signature(
-            kind="broadcast",
-            name=name,
-            dtype=buffer.dtype,
-            size=buffer.data.size,
-            shape=shape_to_agree_on(name, buffer),
-            root=root,
-        )
+        signature = signature_of("broadcast", name, buffer, root=root)
         steps = partial(self._broadcast, buffer, signature)
         return MpiPlan(signature=signature, steps=steps, buffers=[buffer])
 

@@ -304,7 +304,8 @@ def both_forms(plan: Callable[..., MpiPlan]) -> tuple[Callable[..., Handle], Cal
     ) -> Callable[[], None]:
         if timeout_s is not None:
             check_timeout(timeout_s)
-        return partial(self._carry_out, plan(self, *args, **kwargs), timeout_s)
+        planned = plan(self, *args, **kwargs)
+        return partial(self._drive, self._agree_and_move(planned), planned.signature, timeout_s)
 
     @wraps(plan)
     def queue(self: Any, /, *args: Any, **kwargs: Any) -> Handle:
@@ -323,6 +324,12 @@ def shape_to_agree_on(name: str, buffer: FlatBuffer, *, rows: bool = False) -> t
     if not name or len(buffer.shape) < 2:
         return ()
     return buffer.shape[1:] if rows else buffer.shape
+
+
+def signature_of(kind: str, name: str, buffer: FlatBuffer, **how: Any) -> Signature:
+    """Return the signature of an operation on one array of equal size on all ranks; ``how`` has further fields."""
+    size, shape = buffer.data.size, shape_to_agree_on(name, buffer)
+    return Signature(kind=kind, name=name, dtype=buffer.dtype, size=size, shape=shape, **how)
 
 
 def for_mpi(data: Data) -> Data:

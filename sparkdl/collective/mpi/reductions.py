@@ -23,6 +23,7 @@ from sparkdl.collective.mpi.operations import (
     for_mpi,
     pieces,
     shape_to_agree_on,
+    signature_of,
 )
 from sparkdl.errors import ParamError
 
@@ -89,20 +90,20 @@ def reduction_of(
     return {"op": op, "prescale": float(prescale), "postscale": float(postscale)}
 
 
-def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
-    """Return the array in which to reduce ``data``: ``data`` itself, or a wider or scaled copy.
+def widen(data: Data, signature: Signature) -> Data:
+    """Return the array in which an operation reduces ``data``: ``data`` itself, or a wider or scaled copy.
 
     bfloat16 (given as uint16) and float16 are reduced in float32. Averages of integers are reduced in 64 bits, as the
     sum could overflow a narrower type, and sums of integers of 8 and 16 bits in 32 bits. Minima and maxima of floats
     are reduced as integers of the same order, which includes NaN and the sign of zero (see :func:`to_ordered`).
     """
-    wide = data
+    wide, dtype, op = data, signature.dtype, signature.op
     if dtype == "bfloat16":
         wide = (data.astype(np.uint32) << 16).view(np.float32)
     elif dtype == "float16":
         wide = data.astype(np.float32)
-    if prescale != 1.0:
-        wide = _scale(wide, dtype, prescale)
+    if signature.prescale != 1.0:
+        wide = _scale(wide, dtype, signature.prescale)
     if op == "avg" and wide.dtype.kind in "iu":
         wide = wide.astype(np.uint64 if dtype == "uint64" else np.int64)
     elif op == "sum" and dtype in _SATURATED:
@@ -112,10 +113,9 @@ def widen(data: Data, dtype: str, op: str, prescale: float = 1.0) -> Data:
     return wide
 
 
-def narrow_into(
-    out: Data, reduced: Data, dtype: str, op: str, world_size: int, postscale: float = 1.0
-) -> None:
+def narrow_into(out: Data, reduced: Data, signature: Signature, world_size: int) -> None:
     """Write the reduced array of :func:`widen` to ``out``: divided by ``world_size`` for an average, then scaled."""
+    dtype, op = signature.dtype, signature.op
     if op == "avg":
         reduced = _divide(reduced, world_size)
     elif op in _EXTREMES and dtype in FLOAT_DTYPES:
@@ -123,8 +123,8 @@ def narrow_into(
     elif dtype in _SATURATED:
         # Sums wrap around before they are scaled, like sums of wider integers.
         reduced = reduced.astype(out.dtype, copy=False)
-    if postscale != 1.0:
-        reduced = _scale(reduced, dtype, postscale, out=reduced)
+    if signature.postscale != 1.0:
+        reduced = _scale(reduced, dtype, signature.postscale, out=reduced)
     if dtype == "bfloat16":
         out[:] = _round_to_bfloat16(reduced)
     elif reduced is not out:
@@ -177,14 +177,7 @@ class MpiReductions(MpiOperations):
         **reduction: Any,
     ) -> MpiPlan:
         buffer = flatten(array, writes=True)
-        signature = Signature(
-            kind="allreduce",
-            name=name,
-            dtype=buffer.dtype,
-            size=buffer.data.size,
-            shape=shape_to_agree_on(name, buffer),
-            **reduction_of(buffer.dtype, **reduction),
-        )
+        signature = signature_of("allreduce", name, buffer, **reduction_of(buffer.dtype, **reduction))
         steps = partial(self._allreduce, [buffer], signature)
         return MpiPlan(signature=signature, steps=steps, buffers=[buffer])
 
@@ -251,15 +244,8 @@ class MpiReductions(MpiOperations):
         **reduction: Any,
     ) -> MpiPlan:
         buffer = flatten(array, writes=True)
-        signature = Signature(
-            kind="reduce",
-            name=name,
-            dtype=buffer.dtype,
-            size=buffer.data.size,
-            shape=shape_to_agree_on(name, buffer),
-            root=self._check_root(root),
-            **reduction_of(buffer.dtype, **reduction),
-        )
+        how = {"root": self._check_root(root), **reduction_of(buffer.dtype, **reduction)}
+        signature = signature_of("reduce", name, buffer, **how)
         steps = partial(self._reduce, buffer, signature)
         return MpiPlan(signature=signature, steps=steps, buffers=[buffer])
 
@@ -269,21 +255,21 @@ class MpiReductions(MpiOperations):
         if len(buffers) == 1:
             # Piece by piece, as a wider copy of the whole array may be four times its size.
             for data in pieces(buffers[0].data):
-                reduced = for_mpi(_widen(data, signature))
+                reduced = for_mpi(widen(data, signature))
                 yield self._comm.Iallreduce(self._mpi.IN_PLACE, reduced, self._mpi_op(signature))
-                self._narrow(data, reduced, signature)
+                narrow_into(data, reduced, signature, self.world_size)
             return
-        working = np.concatenate([_widen(buffer.data, signature) for buffer in buffers])
+        working = np.concatenate([widen(buffer.data, signature) for buffer in buffers])
         for piece in pieces(working):
             yield self._comm.Iallreduce(self._mpi.IN_PLACE, piece, self._mpi_op(signature))
         start = 0
         for buffer in buffers:
             end = start + buffer.data.size
-            self._narrow(buffer.data, working[start:end], signature)
+            narrow_into(buffer.data, working[start:end], signature, self.world_size)
             start = end
 
     def _reduce_scatter(self, source: FlatBuffer, target: FlatBuffer, signature: Signature) -> Steps:
-        working, reduced = for_mpi(_widen(source.data, signature)), for_mpi(target.data)
+        working, reduced = for_mpi(widen(source.data, signature)), for_mpi(target.data)
         if working.dtype != reduced.dtype or np.may_share_memory(working, reduced):
             reduced = np.empty(reduced.size, working.dtype)
         if signature.blocks:
@@ -292,14 +278,14 @@ class MpiReductions(MpiOperations):
             )
         elif signature.size:
             yield self._comm.Ireduce_scatter_block(working, reduced, self._mpi_op(signature))
-        self._narrow(target.data, reduced, signature)
+        narrow_into(target.data, reduced, signature, self.world_size)
 
     def _reduce(self, buffer: FlatBuffer, signature: Signature) -> Steps:
         for data in pieces(buffer.data):
-            reduced = for_mpi(_widen(data, signature))
+            reduced = for_mpi(widen(data, signature))
             if self.rank == signature.root:
                 yield self._comm.Ireduce(self._mpi.IN_PLACE, reduced, self._mpi_op(signature), signature.root)
-                self._narrow(data, reduced, signature)
+                narrow_into(data, reduced, signature, self.world_size)
             else:
                 yield self._comm.Ireduce(reduced, None, self._mpi_op(signature), signature.root)
 
@@ -314,16 +300,9 @@ class MpiReductions(MpiOperations):
             [zeros(size, signature.dtype) for size in signature.arrays or [signature.size]], signature
         )
 
-    def _narrow(self, data: Data, reduced: Data, signature: Signature) -> None:
-        narrow_into(data, reduced, signature.dtype, signature.op, self.world_size, signature.postscale)
-
     def _mpi_op(self, signature: Signature) -> MPI.Op:
         mpi = self._mpi
         op = _OF_BOOLS[signature.op] if signature.dtype == "bool" else signature.op
         # An average is a sum that is divided afterwards.
         ops: dict[str, MPI.Op] = dict(zip(OPS, (mpi.SUM, mpi.SUM, mpi.MIN, mpi.MAX, mpi.PROD), strict=True))
         return ops[op]
-
-
-def _widen(data: Data, signature: Signature) -> Data:
-    return widen(data, signature.dtype, signature.op, signature.prescale)

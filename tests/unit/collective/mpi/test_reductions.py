@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from sparkdl.collective.buffers import DTYPES, flatten
+from sparkdl.collective.mpi.operations import Signature
 from sparkdl.collective.mpi.reductions import narrow_into, reduction_of, widen
 from sparkdl.errors import ParamError
 from tests.collective.checks.bfloat16_array import Bfloat16Array
 from tests.collective.checks.element_types import decode
 
 torch = pytest.importorskip("torch", reason="bfloat16 is compared with torch's rounding")
+
+
+def how(dtype: str, op: str, **factors: Any) -> Signature:
+    return Signature(kind="allreduce", dtype=dtype, op=op, **factors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -80,9 +85,9 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
     special = np.array([0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00008000, 0x00018000], np.uint32)
     values = np.concatenate([bits, special]).view(np.float32)
     rounded = np.empty(len(values), np.uint16)
-    narrow_into(rounded, values.copy(), "bfloat16", "sum", 1)
+    narrow_into(rounded, values.copy(), how("bfloat16", "sum"), 1)
     expected = torch.from_numpy(values).to(torch.bfloat16).to(torch.float32).numpy()
-    np.testing.assert_array_equal(widen(rounded, "bfloat16", "sum"), expected)
+    np.testing.assert_array_equal(widen(rounded, how("bfloat16", "sum")), expected)
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7])
@@ -92,17 +97,17 @@ def test_integer_average_is_rounded_toward_zero_and_keeps_its_sign_at_the_ends_o
     ends = np.iinfo(np.int64)
     totals = [ends.min, ends.min + 1, -7, -1, 0, 1, 6, 7, ends.max - 1, ends.max]
     out = np.zeros(len(totals), np.int64)
-    narrow_into(out, np.array(totals), "int64", "avg", divisor)
+    narrow_into(out, np.array(totals), how("int64", "avg"), divisor)
     assert out.tolist() == [abs(total) // divisor * (1 if total > 0 else -1) for total in totals]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "uint64"])
 def test_integers_are_scaled_as_float64_and_rounded_toward_zero(dtype: str) -> None:
     values = np.array([7, 8, 100]).astype(dtype)
-    assert widen(values, dtype, "sum", prescale=0.3).tolist() == [2, 2, 30]
+    assert widen(values, how(dtype, "sum", prescale=0.3)).tolist() == [2, 2, 30]
     assert values.tolist() == [7, 8, 100]
     out = np.zeros(3, dtype)
-    narrow_into(out, values, dtype, "sum", 2, postscale=0.5)
+    narrow_into(out, values, how(dtype, "sum", postscale=0.5), 2)
     assert out.tolist() == [3, 4, 50]
 
 
@@ -110,24 +115,24 @@ def test_integers_are_scaled_as_float64_and_rounded_toward_zero(dtype: str) -> N
 def test_scaled_integers_stop_at_the_ends_of_their_type(dtype: str) -> None:
     ends = np.iinfo(dtype)
     values = np.array([ends.max, ends.min], dtype)
-    assert widen(values, dtype, "sum", prescale=3.0).tolist() == [ends.max, ends.min]
+    assert widen(values, how(dtype, "sum", prescale=3.0)).tolist() == [ends.max, ends.min]
     out = np.zeros(2, dtype)
-    narrow_into(out, widen(values // 2, dtype, "avg"), dtype, "avg", 1, postscale=9.0)
+    narrow_into(out, widen(values // 2, how(dtype, "avg")), how(dtype, "avg", postscale=9.0), 1)
     assert out.tolist() == [ends.max, ends.min]
 
 
 @pytest.mark.parametrize(("factor", "scaled"), [(-1.0, 0), (0.5, 0), (1.5, 1), (300.0, 1)])
 def test_scaled_bools_stop_at_false_and_true(factor: float, scaled: int) -> None:
     values = np.array([0, 1], np.uint8)
-    assert widen(values, "bool", "sum", prescale=factor).tolist() == [0, scaled]
+    assert widen(values, how("bool", "sum", prescale=factor)).tolist() == [0, scaled]
     out = np.zeros(2, np.uint8)
-    narrow_into(out, values, "bool", "sum", 2, postscale=factor)
+    narrow_into(out, values, how("bool", "sum", postscale=factor), 2)
     assert out.tolist() == [0, scaled]
 
 
 def test_scaling_does_not_modify_its_input() -> None:
     values = np.array([1.0, 2.0], np.float32)
-    assert widen(values, "float32", "sum", prescale=2.0).tolist() == [2.0, 4.0]
+    assert widen(values, how("float32", "sum", prescale=2.0)).tolist() == [2.0, 4.0]
     assert values.tolist() == [1.0, 2.0]
 
 
@@ -137,22 +142,22 @@ def test_bools_have_no_average() -> None:
 
 
 def test_average_of_large_unsigned_integers_does_not_overflow_to_negative_ones() -> None:
-    wide = widen(np.array([2**63], np.uint64), "uint64", "avg")
+    wide = widen(np.array([2**63], np.uint64), how("uint64", "avg"))
     out = np.zeros(1, np.uint64)
-    narrow_into(out, wide, "uint64", "avg", 2)
+    narrow_into(out, wide, how("uint64", "avg"), 2)
     assert out.tolist() == [2**62]
 
 
 @pytest.mark.parametrize(("dtype", "half"), [("uint8", 44), ("int8", 44), ("uint16", 300), ("int16", 300)])
 def test_sums_of_small_integers_wrap_around_before_they_are_scaled(dtype: str, half: int) -> None:
-    wide = widen(np.array([88], dtype), dtype, "sum")
+    wide = widen(np.array([88], dtype), how(dtype, "sum"))
     out = np.zeros(1, dtype)
-    narrow_into(out, wide + 512, dtype, "sum", 2, postscale=0.5)
+    narrow_into(out, wide + 512, how(dtype, "sum", postscale=0.5), 2)
     assert out.tolist() == [half]
 
 
 def test_average_of_bytes_does_not_overflow() -> None:
-    assert widen(np.array([250], np.uint8), "uint8", "avg").dtype == np.int64
+    assert widen(np.array([250], np.uint8), how("uint8", "avg")).dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -161,13 +166,13 @@ def test_min_and_max_of_floats_use_integers_of_the_same_order(dtype: str) -> Non
     values = np.array([*numbers, np.nan, -np.nan], np.float64 if dtype == "float64" else np.float32)
     stored = Bfloat16Array(values).bits if dtype == "bfloat16" else values.astype(dtype)
     for op in ("min", "max"):
-        wide = widen(stored, dtype, op)
+        wide = widen(stored, how(dtype, op))
         assert wide.dtype.kind == "i"
         assert (np.diff(wide[: len(numbers)]) > 0).all()
         assert set(wide[-2:]) == {wide.min() if op == "min" else wide.max()}
         assert wide[-1] not in wide[: len(numbers)]
         out = np.empty_like(stored)
-        narrow_into(out, wide, dtype, op, 1)
+        narrow_into(out, wide, how(dtype, op), 1)
         assert out[: len(numbers)].tobytes() == stored[: len(numbers)].tobytes()
         assert np.isnan(Bfloat16Array.of_bits(out).values if dtype == "bfloat16" else out)[-2:].all()
 
@@ -176,7 +181,9 @@ def test_extremes_of_floats_are_scaled_as_floats() -> None:
     values = np.array([1.5, -3.0, np.nan], np.float32)
     out = np.empty_like(values)
     for op in ("min", "max"):
-        narrow_into(out, widen(values, "float32", op, prescale=-2.0), "float32", op, 2, postscale=0.5)
+        narrow_into(
+            out, widen(values, how("float32", op, prescale=-2.0)), how("float32", op, postscale=0.5), 2
+        )
         np.testing.assert_array_equal(out, [-1.5, 3.0, np.nan])
     assert values[0] == 1.5
 
@@ -184,4 +191,4 @@ def test_extremes_of_floats_are_scaled_as_floats() -> None:
 @pytest.mark.parametrize("op", ["sum", "product", "avg"])
 def test_array_that_needs_no_wider_type_is_not_copied(op: str) -> None:
     values = np.ones(3, np.float32)
-    assert widen(values, "float32", op) is values
+    assert widen(values, how("float32", op)) is values

@@ -45,9 +45,12 @@ class RowSums(ABC):
             targets: labels, as the loss compares them with the outputs.
         """
 
-    @abstractmethod
     def value(self, sums: npt.NDArray[np.float64]) -> float:
-        """Return the metric of all rows that were added, NaN if they do not define it."""
+        """Return the metric of all rows that were added, NaN if they do not define it.
+
+        Here it is a mean: the first sum, divided by the second.
+        """
+        return float(sums[0] / sums[1]) if sums[1] else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +84,6 @@ class Accuracy(RowSums):
             is_right = is_right & counts
             sums[1] += counts.sum()
         sums[0] += torch.where(outputs.isnan().any(), math.nan, is_right.sum())
-
-    def value(self, sums: npt.NDArray[np.float64]) -> float:
-        """Return the share from 0 to 1; NaN without rows."""
-        return float(sums[0] / sums[1]) if sums[1] else math.nan
 
 
 def _class_labels(targets: Tensor) -> Tensor:
@@ -165,7 +164,7 @@ class MeanError(RowSums):
 
     def value(self, sums: npt.NDArray[np.float64]) -> float:
         """Return the error in the unit of the labels, for ``mse`` in its square; NaN without rows."""
-        mean = float(sums[0] / sums[1]) if sums[1] else math.nan
+        mean = super().value(sums)
         return math.sqrt(mean) if self.name == "rmse" else mean
 
 

@@ -69,18 +69,13 @@ def allgather_json(
     return [json.loads(text) for text in texts]
 
 
-def name_error(error: Exception) -> list[str]:
-    """Return the name of an error's class, and its text."""
-    return [type(error).__name__, str(error)]
-
-
 def agree(
     exchange: Callable[[tuple[Any, Any]], list[Any]],
     work: Callable[[], Result],
     explain: Callable[[Mapping[int, Any]], Exception],
     *,
     of: type[Exception] | tuple[type[Exception], ...] = Exception,
-    describe: Callable[[Exception], Any] = name_error,
+    describe: Callable[[Exception], Any] = lambda error: [type(error).__name__, str(error)],
     raises_own: bool = False,
 ) -> list[Result]:
     """Call ``work`` on every rank and return all results; if it fails on a rank, all ranks raise an error. Collective.
@@ -90,7 +85,8 @@ def agree(
         work: function whose result ``exchange`` can send.
         explain: function that returns the error to raise, from the descriptions of the errors by their ranks.
         of: classes of the errors that are exchanged; others are raised on this rank alone.
-        describe: function that returns a description of an error that ``exchange`` can send.
+        describe: function that returns a description of an error that ``exchange`` can send; by default the name of
+            its class, and its text.
         raises_own: whether a rank on which ``work`` failed raises its own error in place of the explained one.
 
     Raises:

@@ -108,9 +108,13 @@ class Rendezvous(ABC):
     def delete(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
 
-    @abstractmethod
     def num_keys(self) -> int:
-        """Count the keys of this view."""
+        """Count the keys of this view.
+
+        Raises:
+            NotImplementedError: if the store cannot count the keys below a prefix, as those of c10d.
+        """
+        raise NotImplementedError("This store cannot count keys below a prefix; ask for keys by name.")
 
     @abstractmethod
     def _wait_for(self, key: str, timeout_s: float) -> bytes | None:

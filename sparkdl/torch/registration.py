@@ -174,14 +174,6 @@ class StoreRendezvous(Rendezvous):
         """Delete a key; True if there was one."""
         return bool(self._store.delete_key(self._prefix + key))
 
-    def num_keys(self) -> int:
-        """Not available: c10d cannot count the keys below a prefix.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("A c10d store cannot count keys below a prefix; ask for keys by name.")
-
     def hosts_here(self) -> tuple[str, ...]:
         """See the contract; known only for a ``TCPStore``, whose host all ranks reach."""
         store = self._store

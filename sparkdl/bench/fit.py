@@ -7,6 +7,7 @@ measurement. A first fit of every contender on a few rows does the imports of th
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from sparkdl.bench.options import add_common_arguments, check_common_arguments
 from sparkdl.bench.report import MEASURED, SPARKDL_IS, Columns, Row, row_of, show
 from sparkdl.cli.local_session import start_session
 from sparkdl.errors import ParamError, TrainingError
+from sparkdl.launch.rank.environment import ALLOCATOR_VARIABLES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,6 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     require("fit", "fit")
     present, missing = split_missing({name: LIBRARIES[name] for name in ("sparkdl", *against)})
     times = measure_arithmetic(size)
+    # The ranks of others inherit these from this process, and keep freed memory as those of sparkdl do.
+    os.environ.update({**ALLOCATOR_VARIABLES, **os.environ})
     with (
         tempfile.TemporaryDirectory(prefix="sparkdl-bench-") as folder,
         start_session("sparkdl bench fit", f"local[{size.num_ranks}]", Path(folder)) as spark,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING
 
 from sparkdl.collective import Deadline
@@ -42,6 +42,8 @@ class LocalStage(Stage):
         self._gathered = [""] * spec.num_ranks
         self._barrier = threading.Barrier(spec.num_ranks)
         self._bodies: defaultdict[tuple[int, str], list[bytes]] = defaultdict(list)
+        self._running = set(range(spec.num_ranks))
+        self._wake: Callable[[], None] | None = None
         self._threads = [
             threading.Thread(
                 target=self._run_task, args=(rank, gpus[rank]), name=f"sparkdl-task-{rank}", daemon=True
@@ -54,7 +56,13 @@ class LocalStage(Stage):
     @property
     def running(self) -> bool:
         """Whether a task runs."""
-        return any(thread.is_alive() for thread in self._threads)
+        return bool(self._running)
+
+    def call_at_end(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once the tasks have ended, from the thread of the last one, or from this one."""
+        self._wake = wake
+        if not self.running:
+            wake()
 
     def cancel(self, *, timeout_s: float) -> None:
         """Wait for the tasks, which the channel has cancelled, until they have ended or the time is over."""
@@ -68,7 +76,7 @@ class LocalStage(Stage):
         return [
             (rank, kind, len(bodies))
             for (rank, kind), bodies in self._bodies.items()
-            if not self._threads[rank].is_alive()
+            if rank not in self._running
         ]
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:  # noqa: ARG002 - for Spark
@@ -95,6 +103,10 @@ class LocalStage(Stage):
         except Exception as error:
             self.error = self.error or error
             self._barrier.abort()
+        finally:
+            self._running.discard(rank)
+            if not self._running and self._wake is not None:
+                self._wake()
 
     def _gather(self, rank: int, text: str) -> list[str]:
         self._gathered[rank] = text

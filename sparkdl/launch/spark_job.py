@@ -84,6 +84,7 @@ class TaggedCall(Generic[Value]):
         self._callers_tags = spark.getTags() if is_connect(spark) else set()
         # Used instead of the thread's join(): Python 3.11 considers a thread ended if Ctrl-C interrupts that.
         self.ended = threading.Event()
+        self._wake: Callable[[], None] | None = None
         _inheriting_thread(spark, self._call).start()
 
     @property
@@ -95,6 +96,12 @@ class TaggedCall(Generic[Value]):
     def error(self) -> Exception | None:
         """What the function raised, or Spark when the thread was tagged; None without an error and before the end."""
         return None if self.running else self._error
+
+    def call_at_end(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once the call has ended, from its thread, and also from this one if it has ended."""
+        self._wake = wake
+        if not self.running:
+            wake()
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the jobs of the call, also jobs submitted later, until it has ended or the time is over."""
@@ -151,6 +158,8 @@ class TaggedCall(Generic[Value]):
             # garbage collection.
             self._function = None
             self.ended.set()
+            if self._wake is not None:
+                self._wake()
 
 
 def _inheriting_thread(spark: SparkSession, target: Callable[[], None]) -> threading.Thread:

@@ -48,6 +48,9 @@ class Stage(Protocol):
         """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
         return False
 
+    def call_at_end(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` from some thread once the tasks have ended, at least once, if this process learns of it."""
+
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the tasks until they have ended or the time is over."""
 

@@ -136,6 +136,7 @@ class Supervision:
         with ExitStack() as stack:
             stack.enter_context(self.channel)
             self.stage = self._start()
+            self.stage.call_at_end(self.channel.wake)
             self._stack = stack.pop_all()
         return self
 

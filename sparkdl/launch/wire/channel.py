@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
@@ -197,7 +198,7 @@ class DriverChannel(Closing):
 
     def __init__(self, secret: bytes, num_ranks: int, *, host: str | Sequence[str] | None = None) -> None:
         self._num_ranks = num_ranks
-        self._messages: queue.Queue[RankMessage] = queue.Queue(MAX_WAITING_MESSAGES)
+        self._messages: queue.Queue[RankMessage | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._lock = threading.Condition()
         self.started: set[int] = set()
         self.lost: list[int] = []
@@ -250,11 +251,16 @@ class DriverChannel(Closing):
             return dict(self._health)
 
     def next_message(self, timeout_s: float) -> RankMessage | None:
-        """Wait for the next log line or event; None if there is none in time."""
+        """Wait for the next log line or event; None if there is none in time, or :meth:`wake` was called."""
         try:
             return self._messages.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def wake(self) -> None:
+        """Have the thread that waits for a message, or does so next, go on without one."""
+        with suppress(queue.Full):  # it does not wait, then
+            self._messages.put_nowait(None)
 
     def wait_until_disconnected(self, timeout_s: float) -> bool:
         """Wait until every task has closed its connection, so that all last lines were received; return whether so."""

@@ -136,6 +136,18 @@ def test_call_that_is_cancelled_before_it_submits_its_job_ends(
 
 
 @pytest.mark.any_spark_will_do
+def test_end_of_a_call_wakes_who_asked_before_and_after_it(spark: SparkSession) -> None:
+    may_end, before, after = threading.Event(), threading.Event(), threading.Event()
+    call = TaggedCall(spark, "sparkdl-ends", may_end.wait)
+    call.call_at_end(before.set)
+    assert not before.is_set()
+    may_end.set()
+    assert before.wait(60)
+    call.call_at_end(after.set)
+    assert after.is_set()
+
+
+@pytest.mark.any_spark_will_do
 def test_launch_that_is_cancelled_before_its_job_is_active_runs_no_rank(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

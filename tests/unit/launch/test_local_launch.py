@@ -4,6 +4,7 @@ import atexit
 import os
 import platform
 import threading
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,10 +13,11 @@ import pytest
 
 from sparkdl.collective import Coordinator
 from sparkdl.errors import HangError, LaunchError, ParamError
-from sparkdl.launch import RankContext, run_on_local_ranks
+from sparkdl.launch import RankContext, ranks, run_on_local_ranks
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.local_launch import gpus_of
 from sparkdl.launch.task import barrier_task, supervisor
+from sparkdl.launch.wire.channel import DriverChannel, RankMessage
 from tests.flood import flooded
 from tests.processes import listens_on, wait_until_gone, with_descendants
 
@@ -200,3 +202,14 @@ def where_they_listen(context: RankContext, launcher: int) -> list[str]:
 
 def test_ranks_and_launcher_listen_on_loopback_only():
     assert run_on_local_ranks(where_they_listen, os.getpid(), num_ranks=2) == [["127.0.0.1"]] * 2
+
+
+def test_end_of_the_tasks_wakes_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PatientChannel(DriverChannel):
+        def next_message(self, timeout_s: float) -> RankMessage | None:
+            return super().next_message(60.0 if timeout_s else 0.0)
+
+    monkeypatch.setattr(ranks, "DriverChannel", PatientChannel)
+    begun = time.monotonic()
+    assert run_on_local_ranks(lambda context: context.rank, num_ranks=2) == [0, 1]
+    assert time.monotonic() - begun < 50.0

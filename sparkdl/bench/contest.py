@@ -27,7 +27,7 @@ _PROBE_REPETITIONS = 2
 _REPETITION_S = 1e-3
 MAX_OPERATIONS = 64
 _MAX_REPETITIONS = 200
-_TURN_TIMEOUT_S = 600.0
+TURN_TIMEOUT_S = 600.0
 _MAX_ROUNDS = 50
 
 Contender = TypeVar("Contender", bound=Hashable)
@@ -169,7 +169,7 @@ def hold(
             "repetitions": repetitions,
             "operations": operations,
         }
-        return groups[libraries[contender]].take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
+        return groups[libraries[contender]].take_turn(turn, timeout_s=TURN_TIMEOUT_S)
 
     with ExitStack() as stack:
         announce(f"starting {world_size} ranks each of {', '.join(libraries)}")

@@ -9,11 +9,14 @@ the shares of their hosts. The fewer hosts, the fewer bytes cross between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import ParamError
 from sparkdl.gpu_data_sheets import DATA_SHEETS, data_sheet_of
+
+if TYPE_CHECKING:
+    from sparkdl.bench.contenders.sums import SumTimes
 
 GIB = float(1 << 30)
 
@@ -179,14 +182,17 @@ INSIDE = {
 """The usual link inside of a host, by device."""
 
 
-def link_of_sums(seconds: Mapping[int, float], ranks: int, *, name: str, occupies: float) -> Link:
-    """Return the link on which sums over some ranks take these seconds, by their bytes: of a small and a large sum."""
-    small, large = sorted(seconds)
+def link_of_sums(times: SumTimes, ranks: int, *, name: str, is_cpu: bool) -> Link:
+    """Return the link on which sums over some ranks take these times."""
+    (_, num_bytes), (small_s, large_s) = times.num_bytes, times.seconds
     steps, share = 2 * (ranks - 1), 2 * (ranks - 1) / ranks
-    latency_s = seconds[small] / steps
-    rate = share * large / max(seconds[large] - steps * latency_s, 1e-9)
+    rate = share * num_bytes / max(large_s - small_s, 1e-9)
+    occupies = min(1.0, times.cores) if is_cpu else Link.occupies
     return Link(
-        name=f"{name} at {rate / GIB:.2g} GiB/s", latency_s=latency_s, bytes_per_s=rate, occupies=occupies
+        name=f"{name} at {rate / GIB:.2g} GiB/s",
+        latency_s=small_s / steps,
+        bytes_per_s=rate,
+        occupies=occupies,
     )
 
 

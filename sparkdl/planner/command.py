@@ -13,7 +13,7 @@ from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
 
 if TYPE_CHECKING:
-    from sparkdl.planner.cluster import Cluster
+    from sparkdl.planner.cluster import Cluster, Link
     from sparkdl.planner.layouts import Plan
 
 _DESCRIPTION = """\
@@ -71,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="measure the layers of the model on this machine first, and on CPUs the link between its ranks; not the "
-        "links of GPUs and between hosts, which are those of --inside and --between (sparkdl doctor --master URL "
-        "measures what TCP transfers between two hosts; ranks with parallelism=auto measure all links)",
+        help="measure the layers of the model on this machine first, and without --inside the link between its ranks or "
+        "GPUs; not the links between hosts, which are those of --between (sparkdl doctor --master URL measures what "
+        "TCP transfers between two hosts; ranks with parallelism=auto measure all links)",
     )
     parser.add_argument(
         "--published",
@@ -223,7 +223,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
         return make_cluster("h100" if options.device is None else options.device, **cluster_options)
     import torch
 
-    from sparkdl.planner.measure import measure_device, measure_link
+    from sparkdl.planner.measure import measure_device
     from sparkdl.planner.shape import RECIPES, shape_from_text
 
     has_gpu, ranks = torch.cuda.is_available(), options.devices_per_host
@@ -243,9 +243,29 @@ def _cluster(options: argparse.Namespace) -> Cluster:
             f"{cores}, or fewer."
         )
     device = measure_device(shape, RECIPES[precision], ranks=1 if has_gpu else ranks)
-    if options.inside is None and not has_gpu and ranks > 1:
-        cluster_options["inside"] = measure_link(ranks)
+    if options.inside is None:
+        cluster_options["inside"] = _measure_inside(ranks, torch.cuda.device_count() if has_gpu else None)
     return make_cluster(device, **cluster_options)
+
+
+def _measure_inside(ranks: int, num_gpus: int | None) -> Link | None:
+    """Measure the link between the ranks of a host, as many as this machine has GPUs; None if it takes two.
+
+    Args:
+        ranks: number of ranks of a host.
+        num_gpus: number of GPUs of this machine; None if it has none, and ranks compute on its cores.
+    """
+    from sparkdl.planner.measure import measure_link
+
+    here = ranks if num_gpus is None else min(ranks, num_gpus)
+    if here == 1 < ranks:
+        print(
+            "This machine has one GPU, and measuring the link between GPUs takes two: the plan has that of the table. "
+            "--inside names another."
+        )
+    elif here < ranks:
+        print(f"The link between the {ranks} GPUs of a host is measured between the {here} of this machine.")
+    return measure_link(here, on_gpus=num_gpus is not None) if here > 1 else None
 
 
 def _write(options: argparse.Namespace, content: object) -> None:

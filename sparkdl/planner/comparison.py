@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.scaling_jobs import DECODERS, POSITIONS
-from sparkdl.bench.contest import announce
+from sparkdl.bench.contest import TURN_TIMEOUT_S, announce
 from sparkdl.bench.namespaces import limited_hosts
 from sparkdl.bench.rank_group import RankGroup
 from sparkdl.cores import usable_cores
@@ -32,7 +32,6 @@ ROWS = 8
 
 _RECIPE = RECIPES["float32"]
 _STEPS = 5
-_TURN_TIMEOUT_S = 600.0
 
 
 Sizes = Mapping[str, Any]
@@ -161,7 +160,7 @@ def _measure(group: RankGroup, model: str, sizes: Sizes, ranks: int) -> dict[str
             "sizes": None if is_plain else dict(sizes),
         },
     }
-    answers = group.take_turn(turn, timeout_s=_TURN_TIMEOUT_S)
+    answers = group.take_turn(turn, timeout_s=TURN_TIMEOUT_S)
     step_s = statistics.median(
         max(step) for step in zip(*(answer["times"] for answer in answers), strict=True)
     )

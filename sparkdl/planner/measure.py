@@ -1,18 +1,20 @@
 """Measures a device by the layers of a model, and the link between the ranks of this machine by their collectives.
 
-The ranks compute at the same time, as in training: on CPUs they share caches and memory. On a machine with a GPU, one
-rank measures the layers there, and links stay those of the table.
+The ranks compute at the same time, as in training: on CPUs they share caches and memory. On a machine with GPUs, one
+rank measures the layers, and a rank on each GPU the link between them.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contest import Case, Measurements, hold
+from sparkdl.bench.contenders.sums import SumTimes
+from sparkdl.bench.contest import TURN_TIMEOUT_S, Case, announce, hold
+from sparkdl.bench.rank_group import RankGroup
 from sparkdl.host_memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import Device, Link, known_gpu, link_of_sums
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 _SECONDS = 0.4
 _POSITIONS = 1024
 """Most positions of the rows with which layers are measured on CPUs."""
-
-_SMALL, _LARGE = 4 << 10, 16 << 20
-"""Bytes of the sums that give the latency and the rate of a link."""
 
 _BLOCKS_BYTES = 64 << 20
 """Bytes of the weights of blocks that are measured together."""
@@ -92,8 +91,17 @@ def measure_device(
             }
             for name, (part, columns, depth) in parts.items()
         }
-    results = _hold("layers", "native", {name: {**sizes, **case} for name, case in cases.items()}, ranks)
-    seconds_of = {name: shared_by * statistics.median(part.times) for name, part in results.items()}
+    results = hold(
+        "layers",
+        world_size=ranks,
+        libraries={"native": "native"},
+        cases=[Case(name=name, settings={**sizes, **case}) for name, case in cases.items()],
+        seconds=_SECONDS,
+        num_rounds=2,
+    )
+    seconds_of = {
+        name: shared_by * statistics.median(part["native"].times) for name, part in results.items()
+    }
     kernel_s = seconds_of["start"] / 3
     of_products, of_others = [], []
     for number, positions in measured:
@@ -159,39 +167,22 @@ def _shares(samples: Sequence[tuple[float, float, float]]) -> tuple[float, float
     return best[1:]
 
 
-def measure_link(ranks: int, *, hosts: Sequence[Namespace] = (), contender: str = "torch") -> Link:
-    """Measure the link between ranks of this machine, or of hosts on it, by sums of two sizes.
+def measure_link(ranks: int, *, hosts: Sequence[Namespace] = (), on_gpus: bool = False) -> Link:
+    """Measure the link between ranks of this machine, or of hosts on it, as ranks do that choose their layout.
 
     Args:
         ranks: number of ranks.
         hosts: the host of each rank; empty for ranks on this machine.
-        contender: what sums: a key of :data:`sparkdl.bench.contenders.allreduce.CONTENDERS`.
+        on_gpus: whether each rank has a GPU, and they sum by NCCL.
+
+    Raises:
+        RankError: if a rank failed, such as one that does not find NCCL.
     """
-    cases = {str(size): {"num_bytes": size, "num_tensors": 1, "num_buffers": 2} for size in (_SMALL, _LARGE)}
-    measured = _hold("allreduce", contender, cases, ranks, hosts)
-    of_large = [result["cores"] for turn in measured[str(_LARGE)].results for result in turn]
-    return link_of_sums(
-        {size: statistics.median(measured[str(size)].times) for size in (_SMALL, _LARGE)},
-        ranks,
-        name="link" if hosts else "shared memory",
-        occupies=min(1.0, statistics.fmean(of_large)),
-    )
-
-
-def _hold(
-    benchmark: str,
-    library: str,
-    cases: Mapping[str, Mapping[str, Any]],
-    ranks: int,
-    hosts: Sequence[Namespace] = (),
-) -> dict[str, Measurements]:
-    measured = hold(
-        benchmark,
-        world_size=ranks,
-        libraries={library: library},
-        cases=[Case(name=name, settings=settings) for name, settings in cases.items()],
-        seconds=_SECONDS,
-        num_rounds=2,
-        hosts=hosts,
-    )
-    return {name: of_case[library] for name, of_case in measured.items()}
+    library, device = ("own nccl", "cuda") if on_gpus else ("torch", "cpu")
+    name = "link between GPUs" if on_gpus else "link" if hosts else "shared memory"
+    announce(f"measuring the link between {ranks} ranks")
+    turn = {"benchmark": "sums", "contender": library, "case": {"device": device}}
+    with RankGroup(library, ranks, hosts=hosts) as group:
+        group.wait_until_ready()
+        answers = group.take_turn({**turn, "repetitions": 1, "operations": 1}, timeout_s=TURN_TIMEOUT_S)
+    return link_of_sums(SumTimes(**answers[0]["result"]), ranks, name=name, is_cpu=not on_gpus)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from sparkdl.bench.contenders.sums import time_sums
 from sparkdl.collective.current import provided
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
@@ -30,7 +31,7 @@ from sparkdl.planner.layouts import Freedom, Layout, Plan, plan
 from sparkdl.planner.shape import RECIPES, ModelShape, TrainingRecipe
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +39,11 @@ CLEARLY = 0.1
 """Share of the time of replicas that another layout must gain to be chosen. Rates that are measured within a second
 differ by some percent from one fit to the next."""
 
-_SMALL, _LARGE = 4 << 10, 4 << 20
-"""Bytes of the sums that give the latency and the rate of a link."""
-
 _SIDE = 512
 """Rows, columns and depth of the product that gives a device's rate."""
+
+_ELEMENTS = 4 << 20
+"""Elements of the vector whose sum with a number gives the rate of memory."""
 
 _REPETITIONS = 5
 
@@ -232,6 +233,10 @@ def cluster_of_ranks(device: torch.device, recipe: TrainingRecipe) -> Cluster:
     )
 
 
+def _link(group: dist.ProcessGroup, ranks: int, device: torch.device, name: str) -> Link:
+    return link_of_sums(time_sums(group, device), ranks, name=name, is_cpu=device.type == "cpu")
+
+
 def _device(device: torch.device, recipe: TrainingRecipe, *, ranks_here: int) -> Device:
     is_cpu = device.type == "cpu"
     if is_cpu:
@@ -269,29 +274,11 @@ def _rates(device: torch.device, recipe: TrainingRecipe) -> tuple[float, float]:
     """Operations per second of a product, and bytes per second of a sum of vectors, while all ranks compute."""
     dtype = torch.bfloat16 if recipe.compute_bytes == 2 else torch.float32
     square = torch.ones(_SIDE, _SIDE, dtype=dtype, device=device)
-    vector = torch.ones(_LARGE, device=device)
+    vector = torch.ones(_ELEMENTS, device=device)
     dist.barrier()
     product_s = _median_s(lambda: square @ square, device)
     sum_s = _median_s(lambda: vector.add_(1.0), device)
     return 2 * _SIDE**3 / product_s, 2 * vector.nbytes / sum_s
-
-
-def _link(group: dist.ProcessGroup, ranks: int, device: torch.device, name: str) -> Link:
-    """The link between the ranks of a group, while all other groups use theirs."""
-    seconds = []
-    for num_bytes in (_SMALL, _LARGE):
-        tensor = torch.zeros(num_bytes // 4, device=device)
-
-        def add(tensor: Tensor = tensor) -> None:
-            dist.all_reduce(tensor, group=group)
-
-        seconds.append(_median_s(add, device))
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    small, large = slowest.tolist()
-    return link_of_sums(
-        {_SMALL: small, _LARGE: large}, ranks, name=name, occupies=1.0 if device.type == "cpu" else 0.15
-    )
 
 
 def _median_s(operation: Callable[[], object], device: torch.device) -> float:

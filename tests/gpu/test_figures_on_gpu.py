@@ -1,16 +1,20 @@
-"""What the monitor and the planner measure of a GPU."""
+"""What the monitor and the planner measure of a GPU, and of the link between two."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from sparkdl.cli import main
 from sparkdl.monitor.flops import peak_flops
 from sparkdl.monitor.memory import get_gpu_memory_stats, gpu_load
 from sparkdl.planner import DecoderShape
-from sparkdl.planner.measure import measure_device
+from sparkdl.planner.measure import measure_device, measure_link
 from sparkdl.planner.shape import RECIPES
-from tests.gpu.gpu_scenes import needs_gpu
+from tests.gpu.gpu_scenes import NUM_GPUS, needs_gpu, needs_two_gpus
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -33,3 +37,24 @@ def test_products_stay_below_the_peak_of_the_data_sheet() -> None:
     assert min(device.rate, device.attention_rate, device.bandwidth, device.moved_rate) > 1e9
     peak = peak_flops(torch.device("cuda", 0), "bfloat16")
     assert peak is None or device.rate <= peak  # None for a GPU without a data sheet
+
+
+@pytest.mark.timeout(300)
+def test_the_plan_has_the_link_between_the_gpus_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "plan.json"
+    sizes = "width=1024,layers=2,heads=8,vocabulary=4096"
+    options = ["--sequence", "1024", "--batch", "8", "--devices-per-host", "2", "--measure"]
+    assert main(["plan", sizes, *options, "--json", str(report)]) == 0
+    has_link = NUM_GPUS > 1
+    assert ("link between GPUs at " in json.loads(report.read_text())["cluster"]) == has_link
+    assert ("This machine has one GPU" in capsys.readouterr().out) != has_link
+
+
+@needs_two_gpus
+@pytest.mark.timeout(300)
+def test_sums_of_nccl_measure_the_link_between_gpus() -> None:
+    link = measure_link(2, on_gpus=True)
+    assert 0 < link.latency_s < 1e-3
+    assert 1e8 < link.bytes_per_s < 1e13

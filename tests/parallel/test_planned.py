@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,20 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import sparkdl.torch
+from sparkdl.bench.contenders.sums import SumTimes, time_sums
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism, cross_entropy, parallelize, sequence
-from sparkdl.planner import DecoderShape
+from sparkdl.planner import DecoderShape, Link
+from sparkdl.planner.cluster import link_of_sums
 from sparkdl.planner.counting import shape_of_module
 from sparkdl.planner.measure import measure_device, measure_link
 from sparkdl.planner.memory import memory_of
 from sparkdl.planner.shape import RECIPES
+from sparkdl.torch import RendezvousStore
+from tests.nccl_stand_in.building import stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
+from tests.torch.scenes.delegated_checks import substitute_accelerator
+from tests.torch.scenes.substitute_groups import DelegatingGroup, default_group
 
 SIZES = DecoderSizes(vocabulary=512, width=128, layers=4, heads=4, is_tied=False)
 ROWS, POSITIONS = 4, 64
@@ -91,6 +98,31 @@ def test_memory_of_every_layout_is_predicted() -> None:
             assert predicted.activations == pytest.approx(saved, rel=0.1), name
 
 
+def _time_sums_of_nccl(environment: RankEnvironment) -> SumTimes:
+    torch.set_num_threads(1)
+    with environment.communicator() as communicator:
+        store = RendezvousStore(environment.rendezvous, timeout_s=60.0)
+        accelerator = substitute_accelerator("NCCL", environment, communicator)
+        with default_group(DelegatingGroup, communicator, store, accelerator, 60.0):
+            return time_sums(dist.group.WORLD, torch.device("cpu"))
+
+
+def test_a_link_between_gpus_is_timed_by_sums_of_nccl(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    variables = stand_in_variables(
+        tmp_path, CUDA_STAND_IN_ALL_MEMORY="1", NCCL_STAND_IN_CALLS=str(calls)
+    )
+    times, of_other = run_ranks(2, _time_sums_of_nccl, variables=variables)
+    assert of_other == times, "the figures of the slowest rank are those of all"
+    summed = [path.read_text().split().count("ncclAllReduce") for path in tmp_path.glob("calls-*")]
+    assert len(summed) == 2
+    assert min(summed) >= 2 * len(times.num_bytes)
+    link = link_of_sums(times, 2, name="NCCL", is_cpu=False)
+    assert link.latency_s > 0
+    assert link.bytes_per_s > 0
+    assert link.occupies == Link.occupies
+
+
 @pytest.mark.slow  # tests/unit/planner has what becomes of the figures
 def test_measured_devices_and_links_have_all_figures() -> None:
     shape = DecoderShape(vocabulary=64, width=64, layers=2, heads=4, key_heads=2, sequence=32)
@@ -101,3 +133,4 @@ def test_measured_devices_and_links_have_all_figures() -> None:
     link = measure_link(2)
     assert 0 < link.latency_s < 1
     assert link.bytes_per_s > 1e6
+    assert 0 < link.occupies <= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -58,7 +57,6 @@ class AllreduceTrial(Trial):
         self._arrays = [list(arrays) for arrays in memory.reshape(num_buffers, num_tensors, elements)]
         self._buffers = [[contender.wrap(array) for array in arrays] for arrays in self._arrays]
         self._one = contender.allreduce if num_tensors == 1 else contender.allreduce_queued
-        self._cpu_s = self._wall_s = 0.0
         self._next = 0
         self._repetition = 0
         self._order: list[int] = []
@@ -82,15 +80,8 @@ class AllreduceTrial(Trial):
         """Run the schedule that was prepared for this number of operations."""
         assert operations == len(self._schedule)
         operation = self._one
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
         for buffers in self._schedule:
             operation(buffers)
-        self._cpu_s += time.process_time() - cpu_s
-        self._wall_s += time.perf_counter() - wall_s
-
-    def result(self) -> dict[str, Any]:
-        """Return the cores that this rank used while it summed."""
-        return {"cores": self._cpu_s / self._wall_s}
 
     def check(self) -> None:
         """Check that every used buffer holds the sum over all ranks, summed as often as the buffer was used."""

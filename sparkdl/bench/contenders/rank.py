@@ -28,6 +28,7 @@ from sparkdl.bench.contenders.parallel import ParallelTrial
 from sparkdl.bench.contenders.scaling import AccuracyTrial, ScalingTrial
 from sparkdl.bench.contenders.sessions import Trial, open_session
 from sparkdl.bench.contenders.step import WRAPPERS, StepTrial
+from sparkdl.bench.contenders.sums import SumsTrial
 from sparkdl.collective import Address, Communicator, RendezvousClient
 
 
@@ -64,6 +65,7 @@ TRIALS: dict[str, Callable[[Communicator, str, dict[str, Any]], Trial]] = {
         AccuracyTrial(world, case) if case.get("accuracy") else ScalingTrial(world, case)
     ),
     "step": lambda world, contender, case: StepTrial(world, WRAPPERS[contender], case),
+    "sums": lambda _, __, case: SumsTrial(**case),
 }
 """Functions that make the trial of a turn, from the ranks' communicator, the contender and the case."""
 

@@ -12,6 +12,7 @@ import pytest
 
 from sparkdl.bench.namespaces import why_impossible
 from sparkdl.cli import main
+from sparkdl.planner.command import _measure_inside
 
 
 def test_plan_prints_the_layouts_and_the_best_one_to_paste(
@@ -95,6 +96,14 @@ def test_no_permission_for_namespaces_is_said(
         why_impossible.cache_clear()
     said = "--megabits makes hosts of network namespaces: making hosts of network namespaces takes root."
     assert said in capsys.readouterr().err
+
+
+def test_no_link_is_measured_between_fewer_than_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _measure_inside(8, 1) is None
+    assert "This machine has one GPU, and measuring the link between GPUs takes two" in capsys.readouterr().out
+    for ranks, num_gpus in ((1, 8), (1, None)):
+        assert _measure_inside(ranks, num_gpus) is None
+        assert capsys.readouterr().out == ""
 
 
 def test_plan_prints_published_runs(capsys: pytest.CaptureFixture[str]) -> None:

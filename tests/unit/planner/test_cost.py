@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from sparkdl.bench.contenders.sums import SumTimes
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.planner import DEVICES, Cluster, DecoderShape, Link, make_cluster
+from sparkdl.planner.cluster import link_of_sums
 from sparkdl.planner.cost import StepTime, step_time
 from sparkdl.planner.shape import RECIPES
 
@@ -47,6 +49,18 @@ def test_ring_moves_all_but_a_share_of_the_bytes() -> None:
     for cluster, crossing in ((CLUSTER, 31 / 32), (on_cpus, 3 / 4)):
         both = cluster.group(1, 32)
         assert both.gather_s(1e9) == pytest.approx(7e-6 + 30e-6 + 1e9 / 8 * crossing / 10e9)
+
+
+def test_a_link_that_sums_have_measured_gives_their_times_back() -> None:
+    ring = CLUSTER.group(1, 8)
+    times = SumTimes(num_bytes=(0, 1 << 28), seconds=(14 * 1e-6, ring.reduce_s(1 << 28)), cores=2.0)
+    for is_cpu, occupies in ((True, 1.0), (False, Link.occupies)):
+        link = link_of_sums(times, 8, name="near", is_cpu=is_cpu)
+        assert link.latency_s == pytest.approx(NEAR.latency_s)
+        assert link.bytes_per_s == pytest.approx(NEAR.bytes_per_s)
+        assert link.occupies == occupies
+    shared = link_of_sums(replace(times, cores=0.5), 8, name="near", is_cpu=True)
+    assert shared.occupies == 0.5
 
 
 def test_tree_is_faster_for_small_messages_on_many_hosts() -> None:

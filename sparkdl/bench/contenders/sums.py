@@ -1,0 +1,137 @@
+"""The time of sums over ranks, which gives the planner the latency and the rate of the link between them.
+
+Ranks that choose their layout time them themselves; ``sparkdl plan`` starts ranks that do.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.bench.contenders.sessions import Trial
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+_FEW = 4 << 10
+"""Bytes of the sum that gives the latency."""
+
+_GROWTH = 16
+
+_MOST = {"cpu": 16 << 20, "cuda": 256 << 20}
+"""Most bytes of the sum that gives the rate, by type of device. Sums of 16 MiB do not reach the rate of NVLink."""
+
+_LONG_S = 0.05
+"""Seconds from which a sum gives the rate, whatever its bytes."""
+
+_MEASURED_S = 0.1
+_REPETITION_S = 1e-3
+_MOST_OPERATIONS = 64
+_MOST_REPETITIONS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumTimes:
+    """The time of a small and of a large sum over the ranks of a group, while all other groups have theirs.
+
+    Attributes:
+        num_bytes: bytes of both sums.
+        seconds: seconds of both on the slowest of all ranks.
+        cores: cores that a rank uses during the large sum, at most over all ranks.
+    """
+
+    num_bytes: tuple[int, int]
+    seconds: tuple[float, float]
+    cores: float
+
+
+def time_sums(group: dist.ProcessGroup, device: torch.device) -> SumTimes:
+    """Time sums over a group of ranks. Collective on all ranks: each is in one of the groups, which are equally large.
+
+    The large sum is of 16 MiB on CPUs and 256 MiB on GPUs, or of fewer bytes if those take 50 ms.
+    """
+    num_bytes, most = _FEW, _MOST[device.type]
+    small_s, _ = _measure(group, device, num_bytes)
+    while num_bytes < most and _begin(group, device, num_bytes)[1] < _LONG_S:
+        num_bytes *= _GROWTH
+    large_s, cores = _measure(group, device, num_bytes)
+    return SumTimes(num_bytes=(_FEW, num_bytes), seconds=(small_s, large_s), cores=cores)
+
+
+def _measure(group: dist.ProcessGroup, device: torch.device, num_bytes: int) -> tuple[float, float]:
+    """Seconds of a sum, and the cores that it uses."""
+    buffers, once_s = _begin(group, device, num_bytes)
+    operations = int(min(_MOST_OPERATIONS, max(1, _REPETITION_S / once_s)))
+    repetitions = int(min(_MOST_REPETITIONS, max(1, _MEASURED_S / (operations * once_s))))
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    times = [_run(group, buffers, operations) for _ in range(repetitions)]
+    cores = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
+    seconds, cores = _most_of_ranks(device, statistics.median(times), cores)
+    return seconds, cores
+
+
+def _begin(
+    group: dist.ProcessGroup, device: torch.device, num_bytes: int
+) -> tuple[list[torch.Tensor], float]:
+    """Buffers that take turns, and the seconds of a sum after a first one, which connects ranks and touches memory."""
+    import torch
+
+    buffers = [torch.zeros(num_bytes // 4, device=device) for _ in range(2)]
+    _run(group, buffers, 2)
+    (once_s,) = _most_of_ranks(device, _run(group, buffers, 1))
+    return buffers, once_s
+
+
+def _run(group: dist.ProcessGroup, buffers: list[torch.Tensor], operations: int) -> float:
+    """Average seconds of a sum, of so many."""
+    import torch
+    import torch.distributed as dist
+
+    start = time.perf_counter()
+    for index in range(operations):
+        dist.all_reduce(buffers[index % len(buffers)], group=group)
+    if buffers[0].is_cuda:
+        torch.cuda.synchronize(buffers[0].device)
+    return (time.perf_counter() - start) / operations
+
+
+def _most_of_ranks(device: torch.device, *figures: float) -> list[float]:
+    """The largest of each figure over all ranks, so that all of them go on alike."""
+    import torch
+    import torch.distributed as dist
+
+    largest = torch.tensor(figures, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    found: list[float] = largest.tolist()
+    return found
+
+
+class SumsTrial(Trial):
+    """Measurements of sums over all ranks.
+
+    Args:
+        device: type of the device on which the ranks sum.
+    """
+
+    num_warm_ups = 0
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._device = torch.device(device)
+        self._times: SumTimes | None = None
+
+    def run(self, operations: int) -> None:
+        """Measure so many times."""
+        import torch.distributed as dist
+
+        for _ in range(operations):
+            self._times = time_sums(dist.group.WORLD, self._device)
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures of the last measurement."""
+        assert self._times is not None
+        return asdict(self._times)

@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="measure the layers of the model on this machine first, and without --inside the link between its ranks or "
-        "GPUs; not the links between hosts, which are those of --between (sparkdl doctor --master URL measures what "
+        help="measure the layers of the model on this machine first, and without --inside the link between its ranks "
+        "or GPUs; not the links between hosts, which are those of --between (sparkdl doctor --master URL measures what "
         "TCP transfers between two hosts; ranks with parallelism=auto measure all links)",
     )
     parser.add_argument(

@@ -99,9 +99,7 @@ def measure_device(
         seconds=_SECONDS,
         num_rounds=2,
     )
-    seconds_of = {
-        name: shared_by * statistics.median(part["native"].times) for name, part in results.items()
-    }
+    seconds_of = {name: shared_by * statistics.median(part["native"].times) for name, part in results.items()}
     kernel_s = seconds_of["start"] / 3
     of_products, of_others = [], []
     for number, positions in measured:

@@ -109,9 +109,7 @@ def _time_sums_of_nccl(environment: RankEnvironment) -> SumTimes:
 
 def test_a_link_between_gpus_is_timed_by_sums_of_nccl(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
-    variables = stand_in_variables(
-        tmp_path, CUDA_STAND_IN_ALL_MEMORY="1", NCCL_STAND_IN_CALLS=str(calls)
-    )
+    variables = stand_in_variables(tmp_path, CUDA_STAND_IN_ALL_MEMORY="1", NCCL_STAND_IN_CALLS=str(calls))
     times, of_other = run_ranks(2, _time_sums_of_nccl, variables=variables)
     assert of_other == times, "the figures of the slowest rank are those of all"
     summed = [path.read_text().split().count("ncclAllReduce") for path in tmp_path.glob("calls-*")]

@@ -100,7 +100,9 @@ def test_no_permission_for_namespaces_is_said(
 
 def test_no_link_is_measured_between_fewer_than_two_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert _measure_inside(8, 1) is None
-    assert "This machine has one GPU, and measuring the link between GPUs takes two" in capsys.readouterr().out
+    assert (
+        "This machine has one GPU, and measuring the link between GPUs takes two" in capsys.readouterr().out
+    )
     for ranks, num_gpus in ((1, 8), (1, None)):
         assert _measure_inside(ranks, num_gpus) is None
         assert capsys.readouterr().out == ""

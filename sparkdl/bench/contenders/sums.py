@@ -48,10 +48,10 @@ class SumTimes:
     cores: float
 
 
-def time_sums(group: dist.ProcessGroup, device: torch.device) -> SumTimes:
-    """Time sums over a group of ranks. Collective on all ranks: each is in one of the groups, which are equally large.
+def time_sums(group: dist.ProcessGroup | None, device: torch.device) -> SumTimes:
+    """Time sums over a group of ranks, or all ranks if it is None.
 
-    The large sum is of 16 MiB on CPUs and 256 MiB on GPUs, or of fewer bytes if those take 50 ms.
+    Collective on all ranks: each is in one of the groups, which are equally large. The large sum is of 16 MiB on CPUs and 256 MiB on GPUs, or of fewer bytes if those take 50 ms.
     """
     num_bytes, most = _FEW, _MOST[device.type]
     small_s, _ = _measure(group, device, num_bytes)
@@ -61,7 +61,7 @@ def time_sums(group: dist.ProcessGroup, device: torch.device) -> SumTimes:
     return SumTimes(num_bytes=(_FEW, num_bytes), seconds=(small_s, large_s), cores=cores)
 
 
-def _measure(group: dist.ProcessGroup, device: torch.device, num_bytes: int) -> tuple[float, float]:
+def _measure(group: dist.ProcessGroup | None, device: torch.device, num_bytes: int) -> tuple[float, float]:
     """Seconds of a sum, and the cores that it uses."""
     buffers, once_s = _begin(group, device, num_bytes)
     operations = int(min(_MOST_OPERATIONS, max(1, _REPETITION_S / once_s)))
@@ -74,7 +74,7 @@ def _measure(group: dist.ProcessGroup, device: torch.device, num_bytes: int) -> 
 
 
 def _begin(
-    group: dist.ProcessGroup, device: torch.device, num_bytes: int
+    group: dist.ProcessGroup | None, device: torch.device, num_bytes: int
 ) -> tuple[list[torch.Tensor], float]:
     """Buffers that take turns, and the seconds of a sum after a first one, which connects ranks and touches memory."""
     import torch
@@ -85,7 +85,7 @@ def _begin(
     return buffers, once_s
 
 
-def _run(group: dist.ProcessGroup, buffers: list[torch.Tensor], operations: int) -> float:
+def _run(group: dist.ProcessGroup | None, buffers: list[torch.Tensor], operations: int) -> float:
     """Average seconds of a sum, of so many."""
     import torch
     import torch.distributed as dist
@@ -126,10 +126,8 @@ class SumsTrial(Trial):
 
     def run(self, operations: int) -> None:
         """Measure so many times."""
-        import torch.distributed as dist
-
         for _ in range(operations):
-            self._times = time_sums(dist.group.WORLD, self._device)
+            self._times = time_sums(None, self._device)
 
     def result(self) -> dict[str, Any]:
         """Return the figures of the last measurement."""

@@ -51,7 +51,8 @@ class SumTimes:
 def time_sums(group: dist.ProcessGroup | None, device: torch.device) -> SumTimes:
     """Time sums over a group of ranks, or all ranks if it is None.
 
-    Collective on all ranks: each is in one of the groups, which are equally large. The large sum is of 16 MiB on CPUs and 256 MiB on GPUs, or of fewer bytes if those take 50 ms.
+    Collective on all ranks: each is in one of the groups, which are equally large. The large sum is of 16 MiB on CPUs
+    and 256 MiB on GPUs, or of fewer bytes if those take 50 ms.
     """
     num_bytes, most = _FEW, _MOST[device.type]
     small_s, _ = _measure(group, device, num_bytes)

@@ -89,20 +89,48 @@ def pip_requirements(modules: Iterable[str] = ()) -> list[str]:
 
 def _packages_of(modules: Iterable[str]) -> set[str]:
     """Return the installed packages that contain the modules."""
-    having = metadata.packages_distributions()
-    packages: set[str] = set()
+    modules_in: dict[str, list[str]] = {}
     for module in modules:
-        candidates = set(having.get(module.partition(".")[0], ()))
-        if len(candidates) > 1:  # packages that share a namespace, like google.auth and google.protobuf
-            candidates = {package for package in candidates if _has_module(package, module)}
-        packages |= candidates
+        modules_in.setdefault(module.partition(".")[0], []).append(module)
+    having: dict[str, list[metadata.Distribution]] = {}
+    for distribution in metadata.distributions():
+        for top_level in modules_in.keys() & _top_levels_of(distribution):
+            having.setdefault(top_level, []).append(distribution)
+    packages: set[str] = set()
+    for top_level, candidates in having.items():
+        is_shared = len({candidate.name for candidate in candidates}) > 1  # a namespace, like google
+        packages.update(
+            candidate.name
+            for candidate in candidates
+            if not is_shared or _has_module(candidate, modules_in[top_level])
+        )
     return packages
 
 
-def _has_module(package: str, module: str) -> bool:
-    path = module.replace(".", "/")
-    starts = (f"{path}.", f"{path}/__init__.")  # source files or shared libraries
-    return any(file.as_posix().startswith(starts) for file in metadata.files(package) or ())
+def _top_levels_of(distribution: metadata.Distribution) -> set[str]:
+    """Return the names of the modules and packages that a distribution has at the top."""
+    declared = distribution.read_text("top_level.txt")
+    if declared:
+        return set(declared.split())
+    return {re.split(r"[/.]", path, maxsplit=1)[0] for path in _paths_in(distribution)}
+
+
+def _has_module(distribution: metadata.Distribution, modules: Sequence[str]) -> bool:
+    paths = [module.replace(".", "/") for module in modules]
+    # source files or shared libraries
+    starts = tuple(start for path in paths for start in (f"{path}.", f"{path}/__init__."))
+    return any(path.startswith(starts) for path in _paths_in(distribution))
+
+
+def _paths_in(distribution: metadata.Distribution) -> list[str]:
+    """Return the paths of a distribution's files, from the list that pip writes.
+
+    :func:`importlib.metadata.packages_distributions` looks at each file, which takes about a second for 300 packages.
+    """
+    listed = distribution.read_text("RECORD")
+    if listed is None:
+        return [path.as_posix() for path in distribution.files or ()]
+    return [line.partition(",")[0] for line in listed.splitlines()]
 
 
 def _requirement(package: str) -> str:

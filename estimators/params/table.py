@@ -177,9 +177,10 @@ def entries_of(owner: type | Params) -> list[Entry[Any]]:
 
 def params_of(kind: type) -> list[Param[Any]]:
     """Return the Params of a class, sorted by name."""
-    names = sorted({name for base in kind.__mro__ for name in vars(base)})
-    values = (inspect.getattr_static(kind, name) for name in names)
-    return [value for value in values if isinstance(value, Param)]
+    attributes: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        attributes.update(vars(base))
+    return [value for _, value in sorted(attributes.items()) if isinstance(value, Param)]
 
 
 def default_values(owner: type) -> dict[str, Any]:

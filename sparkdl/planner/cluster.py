@@ -76,6 +76,13 @@ class Device:
     block_s: float = 0.0
     shared_by: float = 1.0
 
+    def copy_s(self, read: float, written: float) -> float:
+        """Seconds of a copy that reads and writes so many bytes.
+
+        A core also reads what it writes to, line by line of its caches (J. D. McCalpin, STREAM: "write allocate").
+        """
+        return (read + (2 if self.is_cpu else 1) * written) / self.bandwidth
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:

@@ -278,11 +278,13 @@ def _replicas(
     """Add the communication of ranks that train on different rows.
 
     On GPUs, FSDP2 gathers a block's weights while the block before computes, and scatters its gradients while the next
-    one's are computed; on CPUs it waits for each of its collectives. It copies gathered weights out of the buffer of
-    the collective, and gradients into it. Replicas reduce the gradients of an update in its last backward pass. A
-    pipeline reduces them at its end.
+    one's are computed; on CPUs it waits for each of its collectives. It copies a rank's part of the weights into the
+    buffer of a gather, on the stream of the gather, and all weights out of it, and gradients into the buffer of a
+    scatter, on the stream of the arithmetic (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). Replicas reduce
+    the gradients of an update in its last backward pass. A pipeline reduces them at its end.
     """
-    waits = cluster.device.is_cpu and is_sharded(sizes)
+    device = cluster.device
+    waits = device.is_cpu and is_sharded(sizes)
     forward, backward = (0.0, 0.0) if waits else beside
     data = sizes.data or 1
     shards = sizes.shard * sizes.context
@@ -292,23 +294,30 @@ def _replicas(
     outside = number - part.layers * block
     is_pipeline = sizes.pipeline > 1
 
-    def with_copies(num_bytes: float) -> float:
-        return inner.gather_s(num_bytes) + 2 * num_bytes / cluster.device.bandwidth
+    def gather_s(number: float) -> float:
+        part_bytes = number * recipe.gathered_bytes / shards
+        into_s = device.copy_s(part_bytes, part_bytes)
+        if recipe.gathered_bytes != recipe.weight_bytes:  # it is cast before
+            into_s += device.copy_s(number * recipe.weight_bytes / shards, part_bytes)
+        return into_s + inner.gather_s(number * recipe.gathered_bytes)
 
     if shards > 1:
         link = inner.link
-        gather, first = (with_copies(size * recipe.gathered_bytes) for size in (block, outside + block))
+        gather, first = gather_s(block), gather_s(outside + block)
         again = gather if sizes.sharding_stage == 3 else 0.0
-        scatter = with_copies(block * recipe.reduced_bytes)
+        scatter = inner.gather_s(block * recipe.reduced_bytes)
         reductions = 0 if is_pipeline else microbatches if sizes.sharding_stage > 1 else 1
         overlap.add("shard", gather, forward, link, microbatches * (part.layers - 1))
         overlap.add("shard", again + scatter, backward, link, reductions * (part.layers - 1))
         overlap.add("shard", again, backward, link, (microbatches - reductions) * (part.layers - 1))
         overlap.add("shard", first + (first if again else 0.0), 0.0, link, microbatches)
-        last = with_copies((outside + block) * recipe.reduced_bytes)
+        last = inner.gather_s((outside + block) * recipe.reduced_bytes)
         overlap.add("shard", last, 0.0, link, max(1, reductions))
         if is_pipeline:
             overlap.add("shard", scatter, 0.0, link, part.layers - 1)
+        weights, gradients = number * recipe.gathered_bytes, number * recipe.reduced_bytes
+        overlap.exposed["shard"] += microbatches * (2 if again else 1) * device.copy_s(weights, weights)
+        overlap.exposed["shard"] += max(1, reductions) * device.copy_s(weights, gradients)
     if data > 1:
         link = outer.link
         share = recipe.reduced_bytes / shards
@@ -319,7 +328,8 @@ def _replicas(
         hides = 0.0 if is_pipeline and not recipe.divides_optimizer else backward * (part.layers - 1)
         overlap.add("data", max(0.0, of_all - last), hides, link)
         # Replicas alone copy the gradients of autograd to where they are reduced.
-        copies = 0.0 if is_sharded(sizes) else 2 * number * recipe.gradient_bytes / cluster.device.bandwidth
+        copied = number * recipe.gradient_bytes
+        copies = 0.0 if is_sharded(sizes) else device.copy_s(copied, copied)
         overlap.add("data", last + copies, 0.0, link)
         if recipe.divides_optimizer:
             gathered = outer.gather_s(number * recipe.gathered_bytes)

@@ -116,6 +116,27 @@ def test_gradients_of_replicas_are_copied_to_where_they_are_reduced() -> None:
     assert time(Parallelism(data=32), free).data == pytest.approx(copied_s)
 
 
+def test_weights_and_gradients_of_shards_are_copied_from_and_to_the_buffers_of_collectives() -> None:
+    """With links that take no time, copies are all that shards add. The copies into gathers alone are hidden."""
+    free = replace(CLUSTER, inside=FREE, between=FREE)
+    for recipe, cast in ((RECIPES["bfloat16"], 0), (RECIPES["bfloat16-shards"], 1)):
+        sizes = Parallelism(shard=8).resolve(8)
+        step = step_time(SHAPE, free, sizes, rows=4, microbatches=2, recipe=recipe)
+        numbers = SHAPE.on_rank(sizes, recipe)
+        ends = numbers.before + numbers.after + numbers.block
+        weights, gradients = recipe.gathered_bytes, recipe.reduced_bytes
+        of_all = SHAPE.parameters * (2 * 2 * weights + weights + gradients)
+        into_first = 2 * ends / 8 * (2 * weights + cast * (recipe.weight_bytes + weights))
+        assert step.shard == pytest.approx(2 * (of_all + into_first) / free.device.bandwidth)
+        assert step.hidden > 0
+
+
+def test_a_copy_on_a_cpu_also_reads_what_it_writes_to() -> None:
+    gpu = CLUSTER.device
+    assert gpu.copy_s(3e9, 1e9) == pytest.approx(4e9 / gpu.bandwidth)
+    assert replace(gpu, is_cpu=True).copy_s(3e9, 1e9) == pytest.approx(5e9 / gpu.bandwidth)
+
+
 def test_ranks_that_take_turns_fill_each_others_waiting() -> None:
     pipeline = Parallelism(data=1, pipeline=4)
     shared = replace(CLUSTER, device=replace(CLUSTER.device, shared_by=2.0))

@@ -112,7 +112,7 @@ def _top_levels_of(distribution: metadata.Distribution) -> set[str]:
     declared = distribution.read_text("top_level.txt")
     if declared:
         return set(declared.split())
-    return {re.split(r"[/.]", path, maxsplit=1)[0] for path in _paths_in(distribution)}
+    return {path.partition("/")[0].partition(".")[0] for path in _paths_in(distribution)}
 
 
 def _has_module(distribution: metadata.Distribution, modules: Sequence[str]) -> bool:

@@ -32,6 +32,7 @@ from sparkdl.spark.failures import (
     executor_python_problem,
     has_application_ended,
     spark_words,
+    was_cancelled,
     were_executors_lost,
 )
 
@@ -64,12 +65,12 @@ def raise_for_failures(
     if culprit is not None and culprit.is_consequence:
         raise_hang(failures, limits)
     # Tasks that Spark cancels on request are reported as lost, too.
-    if culprit is None or culprit.is_loss or culprit.is_consequence:
-        if job.was_cancelled_elsewhere(spark_error):
+    if job.spark is not None and (culprit is None or culprit.is_loss or culprit.is_consequence):
+        if not job.was_cancelled_here and was_cancelled(spark_error):
             raise LaunchCancelledError(
                 f"The ranks' stage was cancelled in Spark, and all ranks were ended: {spark_words(spark_error)}"
             ) from spark_error
-        if job.spark is not None and has_application_ended(spark_error, job.spark):
+        if has_application_ended(spark_error, job.spark):
             raise ClusterLostError(
                 "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
                 f"{spark_words(spark_error)}"

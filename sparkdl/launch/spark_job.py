@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sparkdl.collective import Deadline
-from sparkdl.errors import LaunchError, SlotsMissingError
+from sparkdl.errors import LaunchError, SlotsMissingError, count_of
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.launch.wire.spec import LaunchSpec
@@ -35,7 +35,6 @@ from sparkdl.rendezvous.addresses import (
     resolve,
     route_host,
 )
-from sparkdl.spark.failures import was_cancelled
 from sparkdl.spark.jobs import named_jobs, tagged
 from sparkdl.spark.session import is_connect, setting
 
@@ -255,7 +254,7 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
         self._fetched: list[Row] = []
         self._tasks_seen = threading.Event()
         self._start_by = time.monotonic() + spec.start_timeout_s
-        self._ranks = f"{spec.num_ranks} rank{'' if spec.num_ranks == 1 else 's'}"
+        self._ranks = count_of(spec.num_ranks, "rank")
         with named_jobs(spark, self._ranks):
             super().__init__(spark, spec.job, self._run)
 
@@ -322,10 +321,6 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
             tasks = store.taskList(stage, 0, self.num_ranks)
             executors += [tasks.apply(index).executorId() for index in range(tasks.size())]
         return executors
-
-    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:
-        """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
-        return not self.was_cancelled_here and was_cancelled(error)
 
     def cancel(self, *, timeout_s: float) -> None:
         """Cancel the stage in Spark until it has ended or the time is over."""

@@ -16,10 +16,12 @@ class Stage(Protocol):
     Attributes:
         spark: session that runs the stage; None without Spark.
         num_ranks: number of ranks of the launch.
+        was_cancelled_here: whether :meth:`cancel` has cancelled a stage of Spark.
     """
 
     spark: Any
     num_ranks: int
+    was_cancelled_here: bool = False
 
     @property
     def running(self) -> bool:
@@ -42,10 +44,6 @@ class Stage(Protocol):
     @property
     def is_to_leave(self) -> bool:
         """Whether the machine of a task is to go soon, as an executor that Spark decommissions."""
-        return False
-
-    def was_cancelled_elsewhere(self, error: Exception | None) -> bool:  # noqa: ARG002 - for a stage of Spark
-        """Whether ``error`` says that the stage was cancelled, and not by :meth:`cancel`."""
         return False
 
     def call_at_end(self, wake: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from sparkdl.collective import all_gather_bytes
 from sparkdl.collective.current import Worlds, end_program, provided
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.torchrun_variables import export_torchrun_variables
-from sparkdl.errors import ParamError, RankLostError, WorldLeftError
+from sparkdl.errors import ParamError, RankLostError, count_of
 from sparkdl.patches.accelerate import teach_accelerate
 from sparkdl.runner.rank_logging import contexts, set_up_logging
 
@@ -133,7 +133,7 @@ def run_on_rank(context: RankContext, setup: RankSetup, call: Callable[[], Any])
             if isinstance(call, Script) and not has_states():
                 raise RankLostError("rank 0 was lost before the run was over")
         except Exception as error:
-            if not (isinstance(error, WorldLeftError) or context.is_consequence(error)):
+            if not context.can_continue(error):
                 raise
             if isinstance(call, Script) and not has_states():
                 # The driver starts another rank in place of this one.
@@ -247,11 +247,10 @@ def _warn_without_gpu(rank: int, gpus: int) -> None:
 
     if gpus and not torch.cuda.is_available():
         _logger.warning(
-            "Rank %d was to have %d GPU%s, and torch %s sees none there. Leave gpus_per_worker out, or give the "
+            "Rank %d was to have %s, and torch %s sees none there. Leave gpus_per_worker out, or give the "
             "machine GPUs and a CUDA build of torch.",
             rank,
-            gpus,
-            "" if gpus == 1 else "s",
+            count_of(gpus, "GPU"),
             torch.__version__,
         )
 

@@ -203,7 +203,7 @@ def train(
             try:
                 return trainer.fit(keep)
             except BaseException as error:
-                if handover is not None and handover.can_continue(error):
+                if handover is not None and handover.context.can_continue(error):
                     handover.left = trainer
                 raise
     except BaseException as error:

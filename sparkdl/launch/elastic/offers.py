@@ -34,6 +34,7 @@ from sparkdl.errors import (
 )
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.spec import installed_versions, version_conflicts
+from sparkdl.launch.wire.world import JsonMessage
 from sparkdl.rendezvous.addresses import Address
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Message:
+class _Message(JsonMessage):
     """What an offering process says.
 
     Attributes:
@@ -126,9 +127,6 @@ class _Message:
     versions: Mapping[str, str] = field(default_factory=dict)
     member: int = -1
     error: str = ""
-
-    def to_json(self) -> bytes:
-        return json.dumps(vars(self)).encode()
 
 
 class OfferedSlots:
@@ -155,7 +153,7 @@ class OfferedSlots:
     def poll(self) -> None:
         """Take in offers, and what became of them."""
         while self._rendezvous.check([key := f"{_OFFERS}/{self._next}"]):
-            message = _Message(**json.loads(self._rendezvous.get(key, CONNECT_TIMEOUT_S)))
+            message = _Message.from_json(self._rendezvous.get(key, CONNECT_TIMEOUT_S))
             self._rendezvous.delete(key)
             number, self._next = self._next, self._next + 1
             if message.kind == "offer":

@@ -15,7 +15,7 @@ from sparkdl.collective.current import provided
 from sparkdl.collective.error_origin import is_consequence
 from sparkdl.collective.job import RankJob
 from sparkdl.collective.telemetry.stalls import NotedWait
-from sparkdl.errors import CommunicatorError
+from sparkdl.errors import CommunicatorError, WorldLeftError
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.membership import Membership
 from sparkdl.launch.rank.stacks import RankStacks
@@ -103,13 +103,16 @@ class RankContext:
         assert self._membership is not None
         self._membership.ask_to_leave()
 
-    def is_consequence(self, error: BaseException) -> bool:
-        """Whether another rank's failure has caused an error; in an elastic launch also one of another library.
+    def can_continue(self, error: BaseException) -> bool:
+        """Whether the ranks can continue in another world after an error, as another rank is its cause.
 
-        That of Gloo, for example, says only that a connection was cut. It is a consequence if a rank is lost.
+        In an elastic launch it may be an error of another library. That of Gloo, for example, says only that a
+        connection was cut. It is a consequence if a rank is lost.
         """
-        return is_consequence(error) or (
-            self._membership is not None and self._membership.is_broken(timeout_s=_NOTICE_S)
+        return (
+            isinstance(error, WorldLeftError)
+            or is_consequence(error)
+            or (self._membership is not None and self._membership.is_broken(timeout_s=_NOTICE_S))
         )
 
     def meet_again(self, reason: str, *, progress: int = -1) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ARRIVALS = "arrivals"
 """Queue of the rendezvous to which members post their arrivals, and the coordinator their losses."""
@@ -22,7 +26,21 @@ If the world has ended otherwise, it is set to an empty text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemberArrival:
+class JsonMessage:
+    """The base of dataclasses that processes send each other as JSON."""
+
+    def to_json(self) -> bytes:
+        """Encode the message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Decode what :meth:`to_json` made."""
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberArrival(JsonMessage):
     """A rank that waits for the next world, or that was lost, is to leave or has returned.
 
     Attributes:
@@ -44,15 +62,6 @@ class MemberArrival:
     has_left: bool = False
     is_leaving: bool = False
     is_lost: bool = False
-
-    def to_json(self) -> bytes:
-        """Encode it."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> MemberArrival:
-        """Decode what :meth:`to_json` made."""
-        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +98,7 @@ class World:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(JsonMessage):
     """The driver's answer to an arrival.
 
     Attributes:
@@ -100,12 +109,8 @@ class Answer:
     world: World | None = None
     refusal: str = ""
 
-    def to_json(self) -> bytes:
-        """Encode it."""
-        return json.dumps(asdict(self)).encode()
-
     @classmethod
-    def from_json(cls, text: bytes) -> Answer:
+    def from_json(cls, text: bytes) -> Self:
         """Decode what :meth:`to_json` made."""
         fields = json.loads(text)
         if world := fields["world"]:

@@ -93,10 +93,6 @@ class Handover:
         self._losses = torch.nn.ModuleList()
         self._is_asked_to_leave = False
 
-    def can_continue(self, error: BaseException) -> bool:
-        """Whether the ranks can continue in another world after an error, as another rank is its cause."""
-        return isinstance(error, WorldLeftError) or self.context.is_consequence(error)
-
     def settle(self, meter: EpochMeter, change: Callable[[], None], *, keeps: Trainer | None = None) -> None:
         """Make a change that leads to the next border, once all ranks can make it. Collective.
 
@@ -183,7 +179,7 @@ class Handover:
             try:
                 change()
             except Exception as error:
-                if not self.can_continue(error):
+                if not self.context.can_continue(error):
                     raise  # else the state of a rank that has passed the border is taken over
         self.hold(trainer)
 

@@ -110,7 +110,7 @@ def fit_on_rank(
             if spec.parallelism is not None:
                 spec = load_spec(stored)  # the module was divided in place
         except Exception as error:
-            if handover is None or not handover.can_continue(error):
+            if handover is None or not context.can_continue(error):
                 raise
             reason = f"{type(error).__name__}: {error}"
             # The frames of a failed step hold its batches and gradients.

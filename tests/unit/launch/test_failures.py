@@ -52,7 +52,7 @@ def test_culprit_is_the_cause_on_one_rank_or_else_an_error_of_all_or_else_a_cons
 def test_a_task_that_could_not_start_its_rank_is_reported_before_what_followed_from_it(
     failures: list[Failure], reported: str
 ) -> None:
-    stage: Any = SimpleNamespace(spark=None, num_ranks=3, was_cancelled_elsewhere=lambda _: False)
+    stage: Any = SimpleNamespace(spark=None, num_ranks=3)
     limits = HangLimits(hang_timeout_s=1.0, operation_timeout_s=1.0, silence_timeout_s=1.0)
     with pytest.raises(SparkdlError, match=reported):
         raise_for_failures(failures, LaunchError("the program cannot be started"), stage, limits)

@@ -43,15 +43,27 @@ TEST(AllReduceGivesTheSameBitsOnAllRanksAndEachTime) {
 }
 
 #if defined(__SSE__)
+constexpr uint64_t kFlushToZero = 0x8040;
+uint64_t FloatControl() { return _mm_getcsr(); }
+void SetFloatControl(uint64_t word) { _mm_setcsr(static_cast<unsigned>(word)); }
+#elif defined(__aarch64__)
+constexpr uint64_t kFlushToZero = uint64_t{1} << 24;
+uint64_t FloatControl() {
+  uint64_t word = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(word));
+  return word;
+}
+void SetFloatControl(uint64_t word) { asm volatile("msr fpcr, %0" : : "r"(word)); }
+#endif
+
 // Flushes subnormal numbers as torch.set_flush_denormal(True) does, on one rank, and only on its
 // caller's threads.
 TEST(SubnormalSumsDoNotDependOnTheModeOfTheThread) {
-  constexpr unsigned kFlushToZero = 0x8040;
   constexpr float kSubnormal = 1e-40F;
   World world({0, 0});
   world.OpenAll();
   world.Run([&](Communicator& communicator, int rank) {
-    if (rank == 1) _mm_setcsr(_mm_getcsr() | kFlushToZero);
+    if (rank == 1) SetFloatControl(FloatControl() | kFlushToZero);
     for (const size_t count : {size_t{1}, size_t{100'003}}) {
       std::vector<float> values(count, kSubnormal);
       CHECK_OK(communicator.Run(AllReduceOf(values.data(), count), kTimeout, nullptr));
@@ -60,10 +72,9 @@ TEST(SubnormalSumsDoNotDependOnTheModeOfTheThread) {
         CHECK_EQ(std::bit_cast<uint32_t>(value), 2 * std::bit_cast<uint32_t>(kSubnormal));
       }
     }
-    CHECK_EQ(_mm_getcsr() & kFlushToZero, rank == 1 ? kFlushToZero : 0U);
+    CHECK_EQ(FloatControl() & kFlushToZero, rank == 1 ? kFlushToZero : 0U);
   });
 }
-#endif
 
 // Sums in another order would differ in their last bits.
 TEST(EveryReductionGivesTheSameBitsEachTime) {

@@ -199,7 +199,7 @@ void UntilBlockedFor(uint64_t duration_ns, Communicator& communicator) {
   const int64_t end = NowNs() + static_cast<int64_t>(kTimeout * 1e9);
   while (clock.At(NowNs()) - begin < static_cast<int64_t>(duration_ns)) {
     if (NowNs() > end) {
-      CHECK_EQ("nobody is blocked", "");
+      CHECK_EQ(std::string("nobody is blocked"), "");
       return;
     }
     std::this_thread::sleep_for(milliseconds(1));

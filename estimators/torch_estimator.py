@@ -215,10 +215,13 @@ class FittingEstimator(Estimator[M], CheckedParams):
             trial.clear(trial.getParam(name))
         losses: list[float] = []
         take = TrialRun(schedule.num_updates, lambda module: losses.extend(LossRecorder.losses_in(module)))
-        trial._fit(dataset, take)
+        trial._fit_once(dataset, take)
         return judge(losses, schedule, self._params_of_fit().getGradientAccumulationSteps())
 
-    def _fit(self, dataset: DataFrame, trial: TrialRun | None = None) -> M:
+    def _fit(self, dataset: DataFrame) -> M:
+        return self._fit_once(dataset)
+
+    def _fit_once(self, dataset: DataFrame, trial: TrialRun | None = None) -> M:
         """Fit on rows that no other fit shares; ``trial`` says what the fit does if fastDevRun is set."""
         self._check_values()
         (rows,) = share_rows(dataset, [self._params_of_fit()])

@@ -472,7 +472,7 @@ class LanguageModel(
         estimators = with_param_maps(self, paramMaps)
         return _FitMultipleIterator(lambda index: estimators[index].fit(dataset), len(estimators))
 
-    def _fit(self, dataset: DataFrame, trial: TrialRun | None = None) -> LanguageModelModel:
+    def _fit_once(self, dataset: DataFrame, trial: TrialRun | None = None) -> LanguageModelModel:
         self._check_values()
         with (
             jobs_of(f"fit {type(self).__name__}"),

@@ -59,9 +59,9 @@ class LocalStage(Stage):
         return bool(self._running)
 
     def call_at_end(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once the tasks have ended, from the thread of the last one, or from this one."""
+        """Call ``wake`` once a task has failed or all have ended, from the thread of a task, or from this one."""
         self._wake = wake
-        if not self.running:
+        if self.error is not None or not self.running:
             wake()
 
     def cancel(self, *, timeout_s: float) -> None:
@@ -105,7 +105,7 @@ class LocalStage(Stage):
             self._barrier.abort()
         finally:
             self._running.discard(rank)
-            if not self._running and self._wake is not None:
+            if self._wake is not None and (self.error is not None or not self._running):
                 self._wake()
 
     def _gather(self, rank: int, text: str) -> list[str]:

@@ -46,8 +46,11 @@ class Stage(Protocol):
         """Whether the machine of a task is to go soon, as an executor that Spark decommissions."""
         return False
 
-    def call_at_end(self, wake: Callable[[], None]) -> None:  # noqa: ARG002 - of an offered slot it does not learn
-        """Call ``wake`` from some thread once the tasks have ended, at least once, if this process learns of it."""
+    def call_at_end(self, wake: Callable[[], None]) -> None:  # noqa: ARG002 - for tasks of this process
+        """Call ``wake`` from some thread once the tasks have ended, at least once.
+
+        Does nothing for an offered slot, whose end another process sees.
+        """
         return
 
     def cancel(self, *, timeout_s: float) -> None:

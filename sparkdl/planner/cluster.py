@@ -193,7 +193,8 @@ def link_of_sums(times: SumTimes, ranks: int, *, name: str, is_cpu: bool) -> Lin
     """Return the link on which sums over some ranks take these times."""
     (_, num_bytes), (small_s, large_s) = times.num_bytes, times.seconds
     steps, share = 2 * (ranks - 1), 2 * (ranks - 1) / ranks
-    rate = share * num_bytes / max(large_s - small_s, 1e-9)
+    # Neither a latency that takes most of both times nor a pause during the small sum makes a link infinitely fast.
+    rate = share * num_bytes / max(large_s - small_s, large_s / 2)
     occupies = min(1.0, times.cores) if is_cpu else Link.occupies
     return Link(
         name=f"{name} at {rate / GIB:.2g} GiB/s",

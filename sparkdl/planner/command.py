@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.options import add_common_arguments, check_common_arguments, parse_counts, parse_rates
 from sparkdl.cores import usable_cores
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, RankError
 
 if TYPE_CHECKING:
     from sparkdl.planner.cluster import Cluster, Link
@@ -265,7 +265,17 @@ def _measure_inside(ranks: int, num_gpus: int | None) -> Link | None:
         )
     elif here < ranks:
         print(f"The link between the {ranks} GPUs of a host is measured between the {here} of this machine.")
-    return measure_link(here, on_gpus=num_gpus is not None) if here > 1 else None
+    if here == 1:
+        return None
+    try:
+        return measure_link(here, on_gpus=num_gpus is not None)
+    except RankError as error:
+        raise RankError(
+            f"The link between {here} ranks could not be measured; --inside names one without a measurement. {error}",
+            rank=error.rank,
+            host=error.host,
+            traceback_text=error.traceback_text,
+        ) from error
 
 
 def _write(options: argparse.Namespace, content: object) -> None:

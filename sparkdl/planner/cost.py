@@ -294,16 +294,16 @@ def _replicas(
     outside = number - part.layers * block
     is_pipeline = sizes.pipeline > 1
 
-    def gather_s(number: float) -> float:
-        part_bytes = number * recipe.gathered_bytes / shards
+    def weights_s(count: float) -> float:
+        part_bytes = count * recipe.gathered_bytes / shards
         into_s = device.copy_s(part_bytes, part_bytes)
         if recipe.gathered_bytes != recipe.weight_bytes:  # it is cast before
-            into_s += device.copy_s(number * recipe.weight_bytes / shards, part_bytes)
-        return into_s + inner.gather_s(number * recipe.gathered_bytes)
+            into_s += device.copy_s(count * recipe.weight_bytes / shards, part_bytes)
+        return into_s + inner.gather_s(count * recipe.gathered_bytes)
 
     if shards > 1:
         link = inner.link
-        gather, first = gather_s(block), gather_s(outside + block)
+        gather, first = weights_s(block), weights_s(outside + block)
         again = gather if sizes.sharding_stage == 3 else 0.0
         scatter = inner.gather_s(block * recipe.reduced_bytes)
         reductions = 0 if is_pipeline else microbatches if sizes.sharding_stage > 1 else 1

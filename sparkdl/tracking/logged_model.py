@@ -109,9 +109,9 @@ def _packages_of(modules: Iterable[str]) -> set[str]:
 
 def _top_levels_of(distribution: metadata.Distribution) -> set[str]:
     """Return the names of the modules and packages that a distribution has at the top."""
-    declared = distribution.read_text("top_level.txt")
-    if declared:
-        return set(declared.split())
+    declared = (distribution.read_text("top_level.txt") or "").split()
+    if declared:  # setuptools also writes empty ones
+        return set(declared)
     return {path.partition("/")[0].partition(".")[0] for path in _paths_in(distribution)}
 
 

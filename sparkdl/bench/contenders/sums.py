@@ -27,6 +27,9 @@ _MOST = {"cpu": 16 << 20, "cuda": 256 << 20}
 _LONG_S = 0.05
 """Seconds from which a sum gives the rate, whatever its bytes."""
 
+_SAMPLES = 3
+"""Least number of times that a figure is taken, as one pause of one rank must not make it."""
+
 _MEASURED_S = 0.1
 _REPETITION_S = 1e-3
 _MOST_OPERATIONS = 64
@@ -52,13 +55,19 @@ def time_sums(group: dist.ProcessGroup | None, device: torch.device) -> SumTimes
     """Time sums over a group of ranks, or all ranks if it is None.
 
     Collective on all ranks: each is in one of the groups, which are equally large. The large sum is of 16 MiB on CPUs
-    and 256 MiB on GPUs, or of fewer bytes if those take 50 ms.
+    and 256 MiB on GPUs, or of fewer bytes, at least 64 KiB, if those take 50 ms.
     """
-    num_bytes, most = _FEW, _MOST[device.type]
-    small_s, _ = _measure(group, device, num_bytes)
+    import torch
+
+    num_bytes, most = _FEW * _GROWTH, _MOST[device.type]
+    small_s, _ = _measure(group, device, _FEW)
     while num_bytes < most and _begin(group, device, num_bytes)[1] < _LONG_S:
         num_bytes *= _GROWTH
     large_s, cores = _measure(group, device, num_bytes)
+    if device.type == "cuda":
+        # The buffers would count as memory of the training that follows.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return SumTimes(num_bytes=(_FEW, num_bytes), seconds=(small_s, large_s), cores=cores)
 
 
@@ -66,7 +75,7 @@ def _measure(group: dist.ProcessGroup | None, device: torch.device, num_bytes: i
     """Seconds of a sum, and the cores that it uses."""
     buffers, once_s = _begin(group, device, num_bytes)
     operations = int(min(_MOST_OPERATIONS, max(1, _REPETITION_S / once_s)))
-    repetitions = int(min(_MOST_REPETITIONS, max(1, _MEASURED_S / (operations * once_s))))
+    repetitions = int(min(_MOST_REPETITIONS, max(_SAMPLES, _MEASURED_S / (operations * once_s))))
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     times = [_run(group, buffers, operations) for _ in range(repetitions)]
     cores = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
@@ -82,7 +91,7 @@ def _begin(
 
     buffers = [torch.zeros(num_bytes // 4, device=device) for _ in range(2)]
     _run(group, buffers, 2)
-    (once_s,) = _most_of_ranks(device, _run(group, buffers, 1))
+    (once_s,) = _most_of_ranks(device, min(_run(group, buffers, 1) for _ in range(_SAMPLES)))
     return buffers, once_s
 
 

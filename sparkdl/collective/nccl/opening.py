@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +151,7 @@ def open_nccl_group(
         )
     except BaseException:
         for core in opened:
-            _give_up(core, "another rank could not open it")
+            _give_up(core)
         raise
     return NcclGroup(opened[0], communicator, gpu=gpu, name=name, timeout_s=timeout_s)
 
@@ -242,37 +243,36 @@ def _begin(
     """
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
     news = communicator.rendezvous.view(f"nccl/{name}/{count}")
-    core = None
-    try:
-        core = NcclCommunicator(
-            library=library,
-            gpu=gpu,
-            unique_id=unique_id,
-            rank=communicator.rank,
-            world_size=communicator.world_size,
-            name=name,
-            timeout_s=deadline.timeout_s,
-        )
-        while not core.wait_ready(min(_LOOK_S, deadline.remaining_s())):
-            reason = _GAVE_UP if news.check(["failed"]) else communicator.failure
-            if reason is None and deadline.expired:
-                reason = _TOO_LATE
-            if reason is not None:
-                break
-        else:
-            return core
-    except CommunicatorError as error:
-        news.set("failed", str(error).encode())
-        if core is not None:
-            _give_up(core, str(error))
-        raise
-    _give_up(core, reason)
-    raise CommunicatorError(reason)
+    with ExitStack() as unopened:
+        try:
+            core = NcclCommunicator(
+                library=library,
+                gpu=gpu,
+                unique_id=unique_id,
+                rank=communicator.rank,
+                world_size=communicator.world_size,
+                name=name,
+                timeout_s=deadline.timeout_s,
+            )
+            unopened.callback(_give_up, core)
+            while not core.wait_ready(min(_LOOK_S, deadline.remaining_s())):
+                reason = _GAVE_UP if news.check(["failed"]) else communicator.failure
+                if reason is None and deadline.expired:
+                    reason = _TOO_LATE
+                if reason is not None:
+                    break
+            else:
+                unopened.pop_all()
+                return core
+        except CommunicatorError as error:
+            news.set("failed", str(error).encode())
+            raise
+        raise CommunicatorError(reason)
 
 
-def _give_up(core: NcclCommunicator, reason: str) -> None:
+def _give_up(core: NcclCommunicator) -> None:
     """Abort a communicator, and wait until NCCL has ended: errors keep the frames that hold it, so nothing drops it."""
-    core.abort(reason)
+    core.abort("some rank could not open it")
     core.close()
 
 

@@ -55,7 +55,13 @@ class HookedStep(torch.optim.Optimizer):
     def _count_passes(
         self, parameters: Iterable[torch.nn.Parameter], backward_passes_per_step: int, *, hooks: bool = True
     ) -> None:
-        """Begin to count backward passes, by a hook for every gradient, for as long as this optimizer exists."""
+        """Begin to count backward passes, by a hook for every gradient, for as long as this optimizer exists.
+
+        Args:
+            parameters: parameters whose gradients count.
+            backward_passes_per_step: number of passes of a step.
+            hooks: whether to register the hooks; False on ranks that reduce nothing.
+        """
         self._passes_left = {parameter: 0 for parameter in parameters if parameter.requires_grad}
         self.set_backward_passes_per_step(backward_passes_per_step)
         if hooks:

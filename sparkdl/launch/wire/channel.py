@@ -251,9 +251,12 @@ class DriverChannel(Closing):
             return dict(self._health)
 
     def next_message(self, timeout_s: float) -> RankMessage | None:
-        """Wait for the next log line or event; None if there is none in time, or :meth:`wake` was called."""
+        """Wait for the next log line or event; None if there is none in time, or none when :meth:`wake` is called."""
         try:
-            return self._messages.get(timeout=timeout_s)
+            message = self._messages.get(timeout=timeout_s)
+            while message is None:  # woken: lines may have come since
+                message = self._messages.get_nowait()
+            return message
         except queue.Empty:
             return None
 
@@ -322,8 +325,11 @@ class DriverChannel(Closing):
                     self._meets_here = False
                 self._health.pop(rank, None)
                 self._connections.discard(connection)
+                is_last = not self._connections
                 self._lock.notify_all()
             connection.close()
+            if is_last:
+                self.wake()
 
     def _note(self, rank: int, header: dict[str, Any], body: memoryview) -> None:
         """Note what a task has reported about itself and its rank."""

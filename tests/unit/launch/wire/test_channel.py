@@ -112,3 +112,12 @@ def test_task_does_not_wait_for_a_driver_that_ignores_messages(channel: DriverCh
     channel.wait_until_disconnected(30)
     assert channel.next_message(0.0) is None
     assert channel.failures == []
+
+
+def test_wake_hides_no_message(channel: DriverChannel) -> None:
+    channel.wake()
+    with link_to(channel) as link:
+        link.line("the last one")
+    channel.wait_until_disconnected(10)
+    assert channel.next_message(0.0).line == "the last one"
+    assert channel.next_message(60.0) is None, "the end of the last connection wakes, too"

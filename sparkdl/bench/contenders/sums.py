@@ -72,7 +72,7 @@ def time_sums(group: dist.ProcessGroup | None, device: torch.device) -> SumTimes
 
 
 def _measure(group: dist.ProcessGroup | None, device: torch.device, num_bytes: int) -> tuple[float, float]:
-    """Seconds of a sum, and the cores that it uses."""
+    """Return the seconds of a sum, and the cores that it uses."""
     buffers, once_s = _begin(group, device, num_bytes)
     operations = int(min(_MOST_OPERATIONS, max(1, _REPETITION_S / once_s)))
     repetitions = int(min(_MOST_REPETITIONS, max(_SAMPLES, _MEASURED_S / (operations * once_s))))
@@ -86,7 +86,7 @@ def _measure(group: dist.ProcessGroup | None, device: torch.device, num_bytes: i
 def _begin(
     group: dist.ProcessGroup | None, device: torch.device, num_bytes: int
 ) -> tuple[list[torch.Tensor], float]:
-    """Buffers that take turns, and the seconds of a sum after a first one, which connects ranks and touches memory."""
+    """Return buffers that take turns, and the seconds of a sum once the ranks are connected and the memory touched."""
     import torch
 
     buffers = [torch.zeros(num_bytes // 4, device=device) for _ in range(2)]
@@ -96,7 +96,7 @@ def _begin(
 
 
 def _run(group: dist.ProcessGroup | None, buffers: list[torch.Tensor], operations: int) -> float:
-    """Average seconds of a sum, of so many."""
+    """Return the average seconds of a sum, over this many of them."""
     import torch
     import torch.distributed as dist
 
@@ -109,14 +109,14 @@ def _run(group: dist.ProcessGroup | None, buffers: list[torch.Tensor], operation
 
 
 def _most_of_ranks(device: torch.device, *figures: float) -> list[float]:
-    """The largest of each figure over all ranks, so that all of them go on alike."""
+    """Return the largest of each figure over all ranks, so that they take the same decisions."""
     import torch
     import torch.distributed as dist
 
     largest = torch.tensor(figures, dtype=torch.float64, device=device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    found: list[float] = largest.tolist()
-    return found
+    most: list[float] = largest.tolist()
+    return most
 
 
 class SumsTrial(Trial):
@@ -135,7 +135,7 @@ class SumsTrial(Trial):
         self._times: SumTimes | None = None
 
     def run(self, operations: int) -> None:
-        """Measure so many times."""
+        """Measure this many times."""
         for _ in range(operations):
             self._times = time_sums(None, self._device)
 

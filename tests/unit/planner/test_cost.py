@@ -63,6 +63,11 @@ def test_a_link_that_sums_have_measured_gives_their_times_back() -> None:
     assert shared.occupies == 0.5
 
 
+def test_a_pause_during_the_small_sum_makes_no_link_infinitely_fast() -> None:
+    times = SumTimes(num_bytes=(4096, 65536), seconds=(2.0, 1.0), cores=1.0)
+    assert link_of_sums(times, 2, name="disturbed", is_cpu=True).bytes_per_s == 65536 / 0.5
+
+
 def test_tree_is_faster_for_small_messages_on_many_hosts() -> None:
     group = replace(CLUSTER, hosts=64).group(8, 64)
     assert group.reduce_s(1000) == pytest.approx(2 * (6 * 10e-6 + 1000 / 10e9))

@@ -336,6 +336,20 @@ def test_requirements_name_public_versions_of_the_packages_that_a_model_imports(
     assert more == {"torchmetrics", "protobuf"}
 
 
+@pytest.mark.parametrize("declared", [None, "\n", "odd_one\n"])
+def test_requirements_have_a_package_whatever_it_declares(declared, tmp_path, monkeypatch):
+    folder = tmp_path / "odd_one-1.5.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-one\nVersion: 1.5+local\n")
+    (folder / "RECORD").write_text(
+        "odd_one/__init__.py,,\nodd_one/nets.py,,\nodd_one-1.5.dist-info/RECORD,,\n"
+    )
+    if declared is not None:
+        (folder / "top_level.txt").write_text(declared)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(pip_requirements(["odd_one.nets"])) - set(pip_requirements()) == {"odd-one==1.5"}
+
+
 def test_model_is_logged_in_the_experiment_of_its_run(tracked, open_run):
     there = (tracked / "artifacts").as_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tracked}/mlflow.db")

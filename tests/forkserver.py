@@ -21,6 +21,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from sparkdl.launch.forkserver.process import part_from_parent
+from sparkdl.launch.rank.process import exit_rank
+
 ALWAYS_PRELOADED = ("numpy",)
 WITH_TORCH = ("torch.distributed", "torch._dynamo")
 """Modules imported along with torch; the first optimizer that a process makes would import the last one."""
@@ -188,6 +191,7 @@ def _main(fd: int) -> None:
             requests.send(str(pid).encode())
     _set_up_fork(request, fds)
     rank_main(request["fds"][0])
+    exit_rank(0)
 
 
 def _preload(modules: Sequence[str]) -> None:
@@ -217,7 +221,7 @@ def _set_up_fork(request: dict[str, Any], fds: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    sys.modules["numpy"].random.seed()
+    part_from_parent()
 
 
 if __name__ == "__main__":

@@ -182,12 +182,17 @@ def _become_rank(request: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]
     os.chdir(request["folder"])
     with suppress(OSError), open("/proc/self/comm", "w") as name:  # the name that ps shows
         name.write(request["name"])
+    part_from_parent()
+    return task, stacks
+
+
+def part_from_parent() -> None:
+    """Let a fork draw random numbers of its own, and leave it to the parent to finalize what the parent has made."""
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python seeds its own generator after a fork
-    # The forkserver finalizes its own objects, such as torch's registrations of operators, which takes 35 ms.
+    # Torch's registrations of operators, for example, take 35 ms to finalize.
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
-    return task, stacks
 
 
 def _report_exit(client: ForkserverClient) -> None:

@@ -30,8 +30,8 @@ def addresses() -> dict[str, list[str]]:
     pages += [*(ROOT / "docs" / "site").glob("*.yml"), *(ROOT / "notebooks").glob("*.ipynb")]
     named: dict[str, list[str]] = {}
     for page in sorted(pages):
-        for found in _ADDRESS.findall(page.read_text()):
-            address = found.partition("#")[0].rstrip(".,;:*")
+        for match in _ADDRESS.findall(page.read_text()):
+            address = match.partition("#")[0].rstrip(".,;:*")
             if not _NO_SITE.search(address):
                 named.setdefault(address, []).append(str(page.relative_to(ROOT)))
     return named

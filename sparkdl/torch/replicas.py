@@ -275,7 +275,7 @@ def _summary(digests: _Digests) -> int:
 def digests_of(tensors: dict[str, Tensor]) -> _Digests:
     """The digests of tensors by name, which are equal on ranks with the same bits."""
     parts = {name: plain_parts(tensor) for name, tensor in tensors.items()}
-    numbers = [digest(part) for each in parts.values() for part in each]
+    numbers = [digest(part) for pieces in parts.values() for part in pieces]
     # One wait for a GPU, not one for each parameter.
     on_host = iter(
         torch.stack([number.to(numbers[0].device) for number in numbers]).tolist() if numbers else []

@@ -43,7 +43,7 @@ def test_contenders_take_turns_and_the_first_turn_does_not_count() -> None:
     times, spent = take_turns(actions, 1e-9)
     assert calls == ["a", "b", "c", "b", "c", "a"]
     for seconds in (times, spent):
-        assert {name: len(found) for name, found in seconds.items()} == {"a": 1, "b": 1, "c": 1}
+        assert {name: len(times) for name, times in seconds.items()} == {"a": 1, "b": 1, "c": 1}
 
 
 def test_rows_hold_rates_and_ratios() -> None:

@@ -29,7 +29,7 @@ def make(folder: Path, *arguments: str, number: int = 0):
     sys.modules.pop("my_models", None)
     (folder / "my_models.py").write_text(NETS)
     (folder / "job.yaml").write_text(text)
-    job = read_job(folder / "job.yaml", [read_override(each) for each in arguments])
+    job = read_job(folder / "job.yaml", [read_override(argument) for argument in arguments])
     with importable(code_files(job)):
         return make_estimator(job)
 

@@ -134,7 +134,7 @@ def test_straggler_is_named_with_how_often_it_was_last(world: str) -> None:
 def test_process_sets_with_the_same_name_are_distinguished_by_their_world_ranks(world: str) -> None:
     outcomes = [outcome["namesakes"] for outcome in played(world)]
     seen = [
-        {label: found["operations"]["allreduce"]["count"] for label, found in outcome["own"].items()}
+        {label: report["operations"]["allreduce"]["count"] for label, report in outcome["own"].items()}
         for outcome in outcomes
     ]
     assert seen == [

@@ -26,7 +26,7 @@ def examples_of(page: Path) -> list[tuple[int, str]]:
     """The examples of a page, with the number of the line before each."""
     text = page.read_text()
     return [
-        (text.count("\n", 0, found.start(2)), textwrap.dedent(found[2])) for found in _EXAMPLE.finditer(text)
+        (text.count("\n", 0, match.start(2)), textwrap.dedent(match[2])) for match in _EXAMPLE.finditer(text)
     ]
 
 

@@ -61,5 +61,7 @@ def test_batches_without_read_ahead_are_made_on_the_training_thread_on_demand() 
 
 
 def test_a_batch_without_rows_arrives() -> None:
-    (batch,) = batches_for(torch.device("cuda", 0), (each for each in [{"rows": np.empty(0, np.float32)}]))
+    (batch,) = batches_for(
+        torch.device("cuda", 0), (arrays for arrays in [{"rows": np.empty(0, np.float32)}])
+    )
     assert batch["rows"].shape == (0,)

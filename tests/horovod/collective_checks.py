@@ -169,7 +169,7 @@ def check_alltoall_sends_equal_or_given_splits() -> None:
     output, splits = hvd.synchronize(hvd.alltoall_async(own.float(), torch.tensor([2, 2], dtype=torch.int32)))
     assert output.shape == (4, 2)
     assert splits.dtype == torch.int32
-    for given, message in (
+    for wrong_splits, message in (
         ([[1, 1]], "1D splits"),
         (torch.ones(2), "32-bit integer"),
         ([1], "Number of entries"),
@@ -177,7 +177,7 @@ def check_alltoall_sends_equal_or_given_splits() -> None:
         ([3, -1], "negative"),
     ):
         with pytest.raises(ValueError, match=message):
-            hvd.alltoall(own, splits=given)
+            hvd.alltoall(own, splits=wrong_splits)
     with pytest.raises(ValueError, match="not an even multiple"):
         hvd.alltoall(own[:3])
 
@@ -205,7 +205,7 @@ def check_tensors_of_one_element_or_none_may_have_any_stride() -> None:
     assert (column.is_contiguous(), column.stride()) == (True, (10,))
     # Each call of these runs more than one operation; none may end the session.
     assert hvd.allgather(column).tolist() == [0, 1]
-    assert [each.tolist() for each in hvd.grouped_allgather([column, column])] == [[0, 1], [0, 1]]
+    assert [gathered.tolist() for gathered in hvd.grouped_allgather([column, column])] == [[0, 1], [0, 1]]
     assert hvd.broadcast(column, 1).tolist() == [1]
     assert hvd.broadcast_(column.clone().view(1, 1)[:, 0], 1).tolist() == [1]
     received, _ = hvd.alltoall(column, splits=[0, 1] if rank == 0 else [1, 0])

@@ -46,7 +46,9 @@ def test_ranks_find_out_who_shares_their_host() -> None:
     """All hosts of this network have the same name and boot id, so only trying shared memory tells them apart."""
     with hosts_with_ranks(1, 2, 1) as network:
         topologies = run_ranks(network.world_size, topology, place=network)
-        assert [found.host_of_rank for found in topologies] == [network.host_of_rank] * network.world_size
+        assert [topology.host_of_rank for topology in topologies] == [
+            network.host_of_rank
+        ] * network.world_size
 
 
 @pytest.mark.parametrize(("family", "address"), [(4, "10.77.0.{}"), (6, "fd77::{}")])

@@ -54,18 +54,18 @@ def test_a_trace_has_the_chosen_steps_of_all_ranks_with_their_operators_and_coll
         if event["ph"] == "X":
             slices[event["pid"]].append(event)
     for rank in (0, 1):
-        steps = {each["name"]: each for each in slices[rank] if each["name"].startswith("step ")}
+        steps = {event["name"]: event for event in slices[rank] if event["name"].startswith("step ")}
         assert list(steps) == ["step 3", "step 4", "step 5"]
         for step in steps.values():
             inside = {
-                each["name"]
-                for each in slices[rank]
-                if step["ts"] <= each["ts"] and each["ts"] + each["dur"] <= step["ts"] + step["dur"]
+                event["name"]
+                for event in slices[rank]
+                if step["ts"] <= event["ts"] and event["ts"] + event["dur"] <= step["ts"] + step["dur"]
             }
             assert "aten::addmm" in inside
             assert any(name.startswith("allreduce") for name in inside)
         assert not any(
-            each["name"] == "aten::addmm" and each["ts"] < steps["step 3"]["ts"] for each in slices[rank]
+            event["name"] == "aten::addmm" and event["ts"] < steps["step 3"]["ts"] for event in slices[rank]
         )
     # Without the monitor's thread and with it, the weights are the same.
     assert all(set(weights) for weights, _ in of_ranks)

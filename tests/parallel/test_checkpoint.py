@@ -162,9 +162,9 @@ def loads(target: str, sources: Iterable[str]) -> None:
         with ShardedCheckpoints(undisturbed(source)[0], layout) as checkpoints:
             assert training.load(checkpoints) == {"step": STEPS}
         assert training.step(STEPS) == pytest.approx(loss, rel=1e-10)
-        for name, found in training.weights().items():
+        for name, weight in training.weights().items():
             torch.testing.assert_close(
-                found, weights[name], rtol=1e-9, atol=1e-12, msg=f"{source} to {target}: {name}"
+                weight, weights[name], rtol=1e-9, atol=1e-12, msg=f"{source} to {target}: {name}"
             )
 
 
@@ -207,9 +207,11 @@ def check_a_rank_with_both_copies_of_a_weight_continues() -> None:
         resumed.load(checkpoints)
         assert [resumed.step(1), resumed.step(2)] == losses
     torch.testing.assert_close(resumed.weights(), training.weights(), rtol=0.0, atol=0.0)
-    for each in (training, resumed):
+    for divided in (training, resumed):
         copies = [
-            stage.get_parameter("embedding.weight") for stage in each.stages if layout.rank("pipeline") == 0
+            stage.get_parameter("embedding.weight")
+            for stage in divided.stages
+            if layout.rank("pipeline") == 0
         ]
         assert all(torch.equal(copy, copies[0]) for copy in copies)
 
@@ -311,8 +313,8 @@ def check_stages_of_one_rank_and_uneven_parts_are_loaded_by_others() -> None:
     other = torch.optim.SGD(sharded.parameters(), lr=0.5, momentum=0.9)
     with ShardedCheckpoints(folders[0], layout_of("FSDP2")) as checkpoints:
         checkpoints.load(sharded, other)
-    for found, whole in zip(sharded.parameters(), make().parameters(), strict=True):
-        torch.testing.assert_close(found.full_tensor(), whole, rtol=0.0, atol=0.0)
+    for parameter, whole in zip(sharded.parameters(), make().parameters(), strict=True):
+        torch.testing.assert_close(parameter.full_tensor(), whole, rtol=0.0, atol=0.0)
     assert other.param_groups[0]["lr"] == 0.1
     with ShardedCheckpoints(folders[1], layout_of("FSDP2")) as checkpoints:
         checkpoints.save(1, sharded, other)

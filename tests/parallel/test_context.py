@@ -153,7 +153,7 @@ def check_a_llama_keeps_packed_documents_apart() -> None:
     mask = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
     wanted = llama()(tokens, attention_mask=mask, use_cache=False).logits
     module = share_sequences(llama(), group)
-    own, parts = (sequence.shard(each, 1, group) for each in (tokens, documents))
+    own, parts = (sequence.shard(whole, 1, group) for whole in (tokens, documents))
     positions = sequence.positions(POSITIONS, group)[None]
     found = module(own, position_ids=positions, documents=parts, use_cache=False).logits
     torch.testing.assert_close(sequence.unshard(found, 1, group), wanted, rtol=1e-4, atol=1e-5)

@@ -41,9 +41,9 @@ def state_bytes(kind: str) -> int:
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.zeros(1, 16, dtype=torch.int64)).sum().backward()
     optimizer.step()
-    tensors = [each for parameter in module.parameters() for each in (parameter, parameter.grad)]
-    tensors += [each for state in optimizer.state.values() for each in state.values() if each.ndim]
-    return sum(_local(each).nbytes for each in tensors if each is not None)
+    tensors = [tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)]
+    tensors += [tensor for state in optimizer.state.values() for tensor in state.values() if tensor.ndim]
+    return sum(_local(tensor).nbytes for tensor in tensors if tensor is not None)
 
 
 def saved_bytes(length: int) -> int:
@@ -64,7 +64,7 @@ def saved_bytes(length: int) -> int:
         outputs = module(tokens, sequence.positions(length, group))
     assert outputs.requires_grad
     # Weights that FSDP has gathered are freed by now and have no bytes.
-    weights = {_local(each).untyped_storage()._cdata for each in module.parameters()}
+    weights = {_local(parameter).untyped_storage()._cdata for parameter in module.parameters()}
     return sum(storage.nbytes() for key, storage in saved.items() if key not in weights)
 
 
@@ -96,7 +96,7 @@ def test_memory_of_a_rank_is_the_total_divided_by_the_number_of_ranks(
         of_ranks = run_ranks(ranks, measure, calls)
         for number, (name, (*_, tolerance)) in enumerate(cases.items()):
             with subtests.test(name, ranks=ranks):
-                shares = [found[number] for found in of_ranks]
+                shares = [peaks[number] for peaks in of_ranks]
                 assert shares == pytest.approx([wholes[number] / ranks] * ranks, rel=tolerance)
 
 
@@ -126,7 +126,7 @@ def train_within_a_limit(environment: RankEnvironment) -> float:
 
 @pytest.mark.slow
 def test_a_model_that_exceeds_the_memory_of_one_rank_is_trained_by_four() -> None:
-    assert sum(each.numel() for each in Decoder(LARGE).parameters()) * 16 > LIMIT_BYTES
+    assert sum(parameter.numel() for parameter in Decoder(LARGE).parameters()) * 16 > LIMIT_BYTES
     with pytest.raises(Exception, match="can't allocate memory|Cannot allocate|MemoryError|bad_alloc"):
         run_ranks(1, train_within_a_limit)
     losses = run_ranks(4, train_within_a_limit)

@@ -88,7 +88,7 @@ def check(
             parallelize(stage, layout, plan=plan_of_stage(plan, stage), whole_outputs=True)
             for stage in stages
         ]
-        parameters = {name: each for stage in stages for name, each in stage.named_parameters()}
+        parameters = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
         small = 2 * layout.size("pipeline")
         group = layout.group("pipeline")
         step_of = Pipeline(
@@ -150,7 +150,7 @@ def pairs(request: pytest.FixtureRequest) -> Outcomes:
 
 
 def pairs_on_4() -> dict[str, Parallelism]:
-    return {name: each for name, each in sizes_of(4, recompute=False).items() if " x " in name}
+    return {name: sizes for name, sizes in sizes_of(4, recompute=False).items() if " x " in name}
 
 
 def plans_on_4() -> dict[str, Parallelism]:

@@ -234,7 +234,7 @@ def check_packed_rows_of_a_language_model_equal_one_process() -> None:
     whole = packed(Qwen2ForCausalLM, **kinds)
     expected = F.cross_entropy(whole(tokens, documents), labels)
     expected.backward()
-    gradients = {name: each.grad for name, each in whole.named_parameters()}
+    gradients = {name: parameter.grad for name, parameter in whole.named_parameters()}
     for parallelism in (Parallelism(pipeline=-1), Parallelism(pipeline=2, context=2)):
         layout = parallelism.lay_out()
         group = layout.group("pipeline")
@@ -270,19 +270,19 @@ def check_trials_of_stages_change_neither_buffers_nor_random_numbers() -> None:
     tokens, labels = (part.repeat(2, 1) for part in batch(0))
     for schedule in ("1f1b", "interleaved-1f1b", "zero-bubble"):
         stages = cut(copy.deepcopy(model), group, schedule=schedule)
-        peaks = [each for stage in stages for each in stage.modules() if isinstance(each, Peak)]
+        peaks = [layer for stage in stages for layer in stage.modules() if isinstance(layer, Peak)]
         pipeline = Pipeline(stages, group, schedule=schedule, microbatches=8, loss=cross_entropy_of)
         torch.manual_seed(7)
         pipeline.step(tokens, target=labels)
         drawn = torch.rand(1).item()
-        first = [each.peak.item() for each in peaks]
+        first = [layer.peak.item() for layer in peaks]
         assert all(0 < peak < 1 for peak in first)
-        for each in peaks:
-            each.peak = torch.zeros(())
+        for layer in peaks:
+            layer.peak = torch.zeros(())
         torch.manual_seed(7)
         pipeline.step(tokens, target=labels)
         assert torch.rand(1).item() == drawn, schedule
-        assert [each.peak.item() for each in peaks] == first, schedule
+        assert [layer.peak.item() for layer in peaks] == first, schedule
 
 
 def cross_entropy_of(logits: Tensor, labels: Tensor) -> Tensor:

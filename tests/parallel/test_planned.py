@@ -64,14 +64,14 @@ def _step(sizes: dict[str, Any]) -> tuple[int, int]:
         else:
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     # Weights that FSDP has gathered are freed by now and have no bytes.
-    weights = {_local(each).untyped_storage()._cdata for each in module.parameters()}
+    weights = {_local(parameter).untyped_storage()._cdata for parameter in module.parameters()}
     saved = sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
     optimizer = torch.optim.AdamW(module.parameters())
     loss.backward()
     optimizer.step()
-    tensors = [each for parameter in module.parameters() for each in (parameter, parameter.grad)]
-    tensors += [each for state in optimizer.state.values() for each in state.values() if each.ndim]
-    return saved, sum(_local(each).nbytes for each in tensors if each is not None)
+    tensors = [tensor for parameter in module.parameters() for tensor in (parameter, parameter.grad)]
+    tensors += [tensor for state in optimizer.state.values() for tensor in state.values() if tensor.ndim]
+    return saved, sum(_local(tensor).nbytes for tensor in tensors if tensor is not None)
 
 
 def _measure(environment: RankEnvironment, layouts: list[dict[str, Any]]) -> list[tuple[int, int]]:
@@ -88,8 +88,8 @@ def test_memory_of_every_layout_is_predicted() -> None:
     shape = shape_of_module(Decoder(SIZES), sequence=POSITIONS)
     measured = run_ranks(2, _measure, list(LAYOUTS.values()))
     for rank in range(2):
-        for (name, given), (saved, state) in zip(LAYOUTS.items(), measured[rank], strict=True):
-            sizes = Parallelism(**given).resolve(2)
+        for (name, factors), (saved, state) in zip(LAYOUTS.items(), measured[rank], strict=True):
+            sizes = Parallelism(**factors).resolve(2)
             rows = ROWS // (sizes.data * sizes.shard)
             predicted = memory_of(
                 shape, sizes, rows=rows, microbatches=2, recipe=RECIPES["float32"], is_cpu=True

@@ -64,8 +64,11 @@ def test_a_step_has_the_rows_of_replicas_in_every_chosen_layout(tmp_path: Path) 
     planners = [AlwaysOne(Parallelism(**sizes)) for sizes in layouts]
     planners.append(make_planner(spec.model, (torch.zeros(2, 4),), batch_size=3))
     # Each with a model of its own, as ranks divide it in place.
-    specs = [spec, *(dataclasses.replace(spec, planner=each.choose, model=with_plan()) for each in planners)]
-    replicas, *others = run_ranks(2, train_all, [(each, dataset) for each in specs])[0]
+    specs = [
+        spec,
+        *(dataclasses.replace(spec, planner=planner.choose, model=with_plan()) for planner in planners),
+    ]
+    replicas, *others = run_ranks(2, train_all, [(planned, dataset) for planned in specs])[0]
     for outcome in others:
         assert_same_weights(outcome.weights, replicas.weights, atol=1e-4)
         assert outcome.history[-1].loss == pytest.approx(replicas.history[-1].loss, rel=1e-4)

@@ -157,12 +157,12 @@ def check_statistics_of_norms_count_each_batch_once_where_activations_are_comput
     recompute_activations(blocks_of(module))
     plain = nn.Sequential(*blocks)
     rows = torch.randn(8, 4)
-    for each in (plain, module):
-        loss = each(rows).square().sum()
+    for network in (plain, module):
+        loss = network(rows).square().sum()
         loss.backward(retain_graph=True)
         loss.backward()
-    for (name, found), expected in zip(module.named_buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(found, expected, msg=name)
+    for (name, buffer), expected in zip(module.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(buffer, expected, msg=name)
     torch.testing.assert_close(module[0][0].weight.grad, plain[0][0].weight.grad)
     if dist.get_rank() == 0:  # takes a second of the processor
         torch.compile(module, backend="aot_eager")(rows)
@@ -310,9 +310,9 @@ def check_a_second_division_is_refused() -> None:
     shard(model, layout)
     with pytest.raises(ParamError, match=r"Call shard\(\) once"):
         shard(model, layout)
-    for each in (model, divide(decoder(), layout.mesh["tensor"])):
+    for unsuited in (model, divide(decoder(), layout.mesh["tensor"])):
         with pytest.raises(ParamError, match=r"'embedding.weight' .* before shard\(\)"):
-            divide(each, layout.mesh["tensor"])
+            divide(unsuited, layout.mesh["tensor"])
 
 
 def check_a_missing_gradient_counts_as_zero_in_an_average() -> None:
@@ -321,7 +321,11 @@ def check_a_missing_gradient_counts_as_zero_in_an_average() -> None:
     parameters[rank % 2].grad = torch.ones(2)
     parameters[2].grad = torch.full((2,), float(rank), dtype=torch.float32)
     average_gradients(parameters, dist.group.WORLD)
-    assert [each.grad.tolist() for each in parameters[:3]] == [[0.5] * 2, [0.5] * 2, [(size - 1) / 2] * 2]
+    assert [parameter.grad.tolist() for parameter in parameters[:3]] == [
+        [0.5] * 2,
+        [0.5] * 2,
+        [(size - 1) / 2] * 2,
+    ]
     assert parameters[3].grad is None
 
 

@@ -402,7 +402,8 @@ class FixedHeads(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self.is_fused:
             query, key, value = (
-                each.unflatten(-1, (-1, 4)).transpose(1, 2) for each in self.all(hidden).chunk(3, -1)
+                projection.unflatten(-1, (-1, 4)).transpose(1, 2)
+                for projection in self.all(hidden).chunk(3, -1)
             )
         else:
             query, key, value = (

@@ -206,8 +206,10 @@ def begin_alike(*layouts: Parallelism) -> None:
         dist.broadcast_object_list(of_first)
         called = parallelize(module, sizes.lay_out(), whole_outputs=True)
         assert torch.equal(module.drawn, of_first[0].drawn), sizes
-        for (name, found), wanted in zip(module.named_parameters(), of_first[0].parameters(), strict=True):
-            assert torch.equal(whole_tensor(found.detach()), wanted), (sizes, name)
+        for (name, parameter), wanted in zip(
+            module.named_parameters(), of_first[0].parameters(), strict=True
+        ):
+            assert torch.equal(whole_tensor(parameter.detach()), wanted), (sizes, name)
         loss_of(called(tokens), labels).backward()
 
 
@@ -219,8 +221,8 @@ def check_replicas_of_pipeline_stages_begin_with_the_weights_of_the_first() -> N
         of_first = [copy.deepcopy(list(stage.parameters()))]
         dist.broadcast_object_list(of_first, src=layout.ranks("data")[0], group=layout.group("data"))
         parallelize(stage, layout, averaged=averaged)
-        for found, wanted in zip(stage.parameters(), of_first[0], strict=True):
-            assert torch.equal(whole_tensor(found.detach()), wanted), averaged
+        for parameter, wanted in zip(stage.parameters(), of_first[0], strict=True):
+            assert torch.equal(whole_tensor(parameter.detach()), wanted), averaged
 
 
 def check_weights_that_nothing_made_equal_are_refused() -> None:

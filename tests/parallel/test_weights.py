@@ -54,7 +54,7 @@ def on_ranks(make: Callable[[], nn.Module], parallelism: Parallelism) -> tuple[R
     layout = parallelism.lay_out()
     with on_meta():
         module = make()
-    assert all(each.is_meta for each in module.parameters())
+    assert all(parameter.is_meta for parameter in module.parameters())
     stages = [module]
     sizes = layout.sizes
     if sizes.pipeline > 1:
@@ -102,7 +102,10 @@ def draw(*cases: tuple[Callable[[], nn.Module], Iterable[str]]) -> None:
         reference = make()
         draw_weights(reference, seed=5)
         expected = dict(reference.named_parameters())
-        assert len({float(each.detach().double().std()) for each in expected.values() if each.ndim > 1}) > 3
+        assert (
+            len({float(weight.detach().double().std()) for weight in expected.values() if weight.ndim > 1})
+            > 3
+        )
         for name in layouts:
             _, stages = on_ranks(make, LAYOUTS[name])
             draw_weights(stages, seed=5)
@@ -121,8 +124,8 @@ def check_tied_weights_stay_one_parameter() -> None:
 def check_a_rank_has_its_part_alone() -> None:
     _, (module,) = on_ranks(untied, LAYOUTS["fsdp"])
     draw_weights(module, seed=5)
-    own = sum(each.to_local().numel() for each in module.parameters())
-    everything = sum(each.numel() for each in module.parameters())
+    own = sum(parameter.to_local().numel() for parameter in module.parameters())
+    everything = sum(parameter.numel() for parameter in module.parameters())
     assert own <= 1.1 * everything / 4
 
 
@@ -153,7 +156,7 @@ def read_folders(targets_of: Callable[[str], Iterable[str]], sources: Iterable[s
         weight_map = json.loads(Path(folder, "model.safetensors.index.json").read_text())["weight_map"]
         files = {file: safetensors.torch.load_file(Path(folder, file)) for file in set(weight_map.values())}
         assert len(files) > 2
-        assert sorted(each.name for each in Path(folder).iterdir()) == sorted(
+        assert sorted(path.name for path in Path(folder).iterdir()) == sorted(
             [*files, "model.safetensors.index.json"]
         )
         assert weight_map.keys() == expected.keys()

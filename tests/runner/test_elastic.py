@@ -18,8 +18,8 @@ from tests.runner.local_runner import make_runner
     [
         functions.train_for_horovod,
         *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in (functions.train, functions.train_sharded, functions.train_pipeline)
+            pytest.param(function, marks=pytest.mark.slow)
+            for function in (functions.train, functions.train_sharded, functions.train_pipeline)
         ),
     ],
 )

@@ -58,7 +58,9 @@ def test_a_function_that_leaves_the_ranks_unconnected_is_warned_of(caplog):
         assert "its 2 ranks trained 2 unconnected models" in record.getMessage()
         make_runner(init_torch=False, num_workers=1).run(functions.do_nothing)
         make_runner(init_torch=False).run(functions.make_worlds_of_one_rank)
-    assert ["its 2 ranks trained 2 unconnected" in each.getMessage() for each in caplog.records] == [True] * 2
+    assert ["its 2 ranks trained 2 unconnected" in record.getMessage() for record in caplog.records] == [
+        True
+    ] * 2
 
 
 def test_accelerate_finds_the_ranks_with_and_without_init_torch():

@@ -268,11 +268,11 @@ def sent_and_left(settings: PowerSGD | TopK) -> None:
     sums: list[dict[str, Any]] = [{}, {}]
     differs = False
     for step in range(5):
-        for found, trained in zip(sums, (wrapped, exact), strict=True):
+        for summed, trained in zip(sums, (wrapped, exact), strict=True):
             trained.zero_grad()
             loss_of(trained, batch(rank(), step)).backward()
             for name, parameter in trained.module.named_parameters():
-                found[name] = found.get(name, 0) + parameter.grad.clone()
+                summed[name] = summed.get(name, 0) + parameter.grad.clone()
         differs = differs or any(
             not torch.allclose(sums[0][name], sums[1][name], atol=1e-4) for name in sums[0]
         )

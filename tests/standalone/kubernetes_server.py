@@ -125,9 +125,9 @@ class KubernetesServer:
         )
         with self._changed:
             return [
-                found
-                for (plural, _), found in self._objects.items()
-                if plural == kind and wanted.items() <= found["metadata"].get("labels", {}).items()
+                objects
+                for (plural, _), objects in self._objects.items()
+                if plural == kind and wanted.items() <= objects["metadata"].get("labels", {}).items()
             ]
 
     def delete(self, kind: str, name: str) -> None:

@@ -42,7 +42,7 @@ def check_tensors_of_differing_dtypes_are_refused_before_anything_is_sent() -> N
     others = [torch.zeros(4, dtype=torch.int32) for _ in range(size)]
     own_blocks, other_blocks = list(own.chunk(size)), list(others[0].chunk(size))
     calls = [
-        lambda: group.allgather_coalesced([[each] for each in others], [own]),
+        lambda: group.allgather_coalesced([[tensor] for tensor in others], [own]),
         lambda: group.allgather([others], [own]),
         lambda: group.alltoall(other_blocks, own_blocks),
         lambda: group.all_to_all_single(others[0], own),
@@ -349,7 +349,10 @@ CHECKS = [check for module_name in MODULES for check in checks_in(module_name)]
 
 @pytest.fixture(
     scope="module",
-    params=[("auto", 2), *(pytest.param(each, marks=pytest.mark.slow) for each in (("auto", 4), ("mpi", 2)))],
+    params=[
+        ("auto", 2),
+        *(pytest.param(world, marks=pytest.mark.slow) for world in (("auto", 4), ("mpi", 2))),
+    ],
     ids=lambda p: f"{p[0]}-{p[1]}",
 )
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str | None]:

@@ -36,8 +36,8 @@ def _open_sub_groups(environment: RankEnvironment, transport: str) -> dict[str, 
             "requested": group.communicator.requested_transport,
             "local size": group.communicator.topology.local_size,
             "timeouts": [
-                each.timeout_s
-                for each in (
+                member.timeout_s
+                for member in (
                     group,
                     mesh.get_group("tensor"),
                     dist.new_group([0, 1], timeout=timedelta(seconds=7)),

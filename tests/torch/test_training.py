@@ -107,7 +107,7 @@ def check_ddp_takes_up_parameters_that_are_unfrozen_or_added_later() -> None:
             (output.square() + output).sum().backward()
             gradients.append([parameter.grad.clone() for parameter in copy_of_module.parameters()])
         means = [torch.stack(of_one).mean(0) for of_one in zip(*gradients, strict=True)]
-        torch.testing.assert_close([each.grad for each in module.parameters()], means, **TOLERANCE)
+        torch.testing.assert_close([parameter.grad for parameter in module.parameters()], means, **TOLERANCE)
 
 
 class UnfreezesAfterUse(torch.nn.Module):

@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 rank, seen = int(os.environ["RANK"]), []
-for given in ({}, {"backend": "gloo"}, {"backend": "sparkdl"}, {"backend": "gloo", "init_method": "env://"}):
+for arguments in ({}, {"backend": "gloo"}, {"backend": "sparkdl"}, {"backend": "gloo", "init_method": "env://"}):
     for more in ({}, {"rank": rank, "world_size": 2}):
-        dist.init_process_group(**given, **more)
+        dist.init_process_group(**arguments, **more)
         total = torch.full((2,), rank + 1.0)
         dist.all_reduce(total)
         pair, alone = dist.new_group([0, 1]), dist.new_group([1])

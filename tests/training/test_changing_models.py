@@ -100,8 +100,10 @@ def parametrize(module: Any, optimizer: Optimizer, step: int) -> None:
         (group,) = optimizer.param_groups
         before = set(group["params"])
         nn.utils.parametrizations.weight_norm(module.first)
-        group["params"] = [each for each in module.parameters() if each in before]
-        optimizer.add_param_group({"params": [each for each in module.parameters() if each not in before]})
+        group["params"] = [parameter for parameter in module.parameters() if parameter in before]
+        optimizer.add_param_group(
+            {"params": [parameter for parameter in module.parameters() if parameter not in before]}
+        )
 
 
 def leave(module: Any, optimizer: Optimizer, step: int) -> None:
@@ -298,10 +300,10 @@ def train_divided(environment: RankEnvironment, dataset: ParquetDataset) -> list
 
 def test_a_divided_model_may_be_unfrozen_and_must_not_get_layers(dataset):
     of_rank_0, _ = run_ranks(WORLD_SIZE, train_divided, dataset)
-    for change, found in zip(DIVIDED, of_rank_0, strict=True):
+    for change, weights in zip(DIVIDED, of_rank_0, strict=True):
         module = model_for(change)
         expected = train_plainly(change, read(dataset), module, OPTIMIZER(module.parameters()), module)
-        assert_same_weights(found, expected, atol=TOLERANCE)
+        assert_same_weights(weights, expected, atol=TOLERANCE)
 
 
 class ChangesOneRank(Callback):

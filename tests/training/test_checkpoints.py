@@ -101,7 +101,7 @@ def test_fits_with_a_train_step_and_of_a_ready_made_network_can_be_resumed(datas
 def copy_of(folder: Path, place: tuple[int, int], name: str) -> Path:
     """Copy only the checkpoint of an epoch and step to a folder of this name."""
     source = fit_folder(str(folder))
-    (checkpoint,) = [each for each in source.names() if place_of(source, each) == place]
+    (checkpoint,) = [name for name in source.names() if place_of(source, name) == place]
     shutil.copytree(folder / checkpoint, folder.with_name(name) / checkpoint)
     return folder.with_name(name)
 

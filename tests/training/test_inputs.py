@@ -98,11 +98,11 @@ EXPECTED = {
         "target": model(tensor(rows["dense"]))["target"].squeeze(1).tolist(),
     },
     "string labels": lambda model, rows: {
-        "kind": [KINDS[each] for each in model(tensor(rows["dense"])).argmax(dim=1)]
+        "kind": [KINDS[index] for index in model(tensor(rows["dense"])).argmax(dim=1)]
     },
     "boolean labels": lambda model, rows: {"flag": (model(tensor(rows["dense"])).squeeze(1) > 0).tolist()},
     "integers that do not count from 0": lambda model, rows: {
-        "code": [CODES[each] for each in model(tensor(rows["dense"])).argmax(dim=1)]
+        "code": [CODES[index] for index in model(tensor(rows["dense"])).argmax(dim=1)]
     },
     "the user's own step": lambda model, rows: {"number": model(tensor(rows["dense"])).flatten().tolist()},
     "changed for training": lambda model, rows: {

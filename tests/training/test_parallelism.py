@@ -227,11 +227,11 @@ def test_sequences_that_ranks_share_are_learned_as_whole_ones(tmp_path, layouts)
         heads=(Head(label=LabelColumn(name="y", dtype="int64", shape=(16,)), loss=next_token_loss),),
     )
     cases = [
-        (dataclasses.replace(spec, model=small_decoder(), parallelism=each), dataset)
-        for each in SHARED_SEQUENCES[layouts]
+        (dataclasses.replace(spec, model=small_decoder(), parallelism=sizes), dataset)
+        for sizes in SHARED_SEQUENCES[layouts]
     ]
     (found, *_) = run_ranks(4, train_all, cases)
-    readers = {readers_of(each) for each in SHARED_SEQUENCES[layouts]}
+    readers = {readers_of(sizes) for sizes in SHARED_SEQUENCES[layouts]}
     expected = {ranks: run_ranks(ranks, train_all, [(spec, dataset)])[0][0] for ranks in readers}
     for layout, outcome in zip(SHARED_SEQUENCES[layouts], found, strict=True):
         other = expected[readers_of(layout)]
@@ -260,7 +260,7 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
         ("shard", "hybrid", "pipeline", "tensor", "pipeline x tensor") if all_pairs else ("shard", "pipeline")
     )
     layouts = [None, *(PARTS[name] for name in names)]
-    whole = run_ranks(4, train_all, [case(each, f"{number}") for number, each in enumerate(layouts)])[0]
+    whole = run_ranks(4, train_all, [case(sizes, f"{number}") for number, sizes in enumerate(layouts)])[0]
     pairs = [
         (one, other)
         for one, _ in enumerate(layouts)
@@ -274,10 +274,10 @@ def test_a_fit_resumes_in_every_other_layout(tmp_path, rows, all_pairs):
         shutil.copytree(tmp_path / f"{number}" / names[0], tmp_path / folder / names[0])
         resumed.append(case(layouts[other], folder))
     outcomes = run_ranks(4, train_all, resumed)[0]
-    for (number, other), found in zip(pairs, outcomes, strict=True):
+    for (number, other), outcome in zip(pairs, outcomes, strict=True):
         print(f"{layouts[number]} to {layouts[other]}")
-        assert [each.epoch for each in found.history] == [1, 2, 3, 4]
-        assert_same_fit(found, whole[number])
+        assert [record.epoch for record in outcome.history] == [1, 2, 3, 4]
+        assert_same_fit(outcome, whole[number])
 
 
 class Peak(nn.Module):
@@ -299,7 +299,7 @@ class PeakAtStart(Callback):
         self.file = file
 
     def on_fit_start(self, context: FitContext) -> None:
-        peaks = [each.item() for name, each in context.module.named_buffers() if name.endswith("peak")]
+        peaks = [buffer.item() for name, buffer in context.module.named_buffers() if name.endswith("peak")]
         if peaks:
             self.file.with_name(f"{self.file.name}-{context.rank}").write_text(str(peaks[0]))
 
@@ -339,6 +339,6 @@ def test_checkpoints_consist_of_parts_and_one_that_is_incomplete_or_changed_is_s
         shutil.copytree(whole, copy)
         part = copy / last.name / "rank-00002.safetensors"
         part.unlink() if copy is lost else part.write_bytes(part.read_bytes()[:-1] + b"?")
-    for found in run_ranks(4, train_all, [case(lost), case(changed)])[0]:
-        assert [event["epoch"] for event in found.events if event["kind"] == "resumed"] == [3]
-        assert_same_weights(found.weights, expected.weights)
+    for outcome in run_ranks(4, train_all, [case(lost), case(changed)])[0]:
+        assert [event["epoch"] for event in outcome.events if event["kind"] == "resumed"] == [3]
+        assert_same_weights(outcome.weights, expected.weights)

@@ -36,8 +36,8 @@ def _reduce_bfloat16(communicator: _native.Communicator, rank: int) -> list[floa
 @pytest.mark.parametrize("host_of_rank", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]], ids=str)
 def test_bfloat16_of_torch_accumulates_in_float32(host_of_rank: list[int]) -> None:
     pytest.importorskip("torch")  # imported once before the fork, not once per rank
-    for found in fork_ranks(World(host_of_rank), _reduce_bfloat16):
-        assert found == [260.0] * 5  # 259 rounded once, to even
+    for outcome in fork_ranks(World(host_of_rank), _reduce_bfloat16):
+        assert outcome == [260.0] * 5  # 259 rounded once, to even
 
 
 def _leave_a_forked_child(communicator: _native.Communicator, rank: int) -> str:

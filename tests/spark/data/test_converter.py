@@ -61,7 +61,8 @@ def test_dtype_none_leaves_numbers_as_they_are_and_float64_widens_them(
     for dtype, expected in ((None, ["float64", "float32"]), ("float64", ["float64", "float64"])):
         with make_spark_converter(df, tmp_path, dtype=dtype) as converter:
             assert converter.dataset.columns == tuple(
-                Column(name=name, dtype=each) for name, each in zip(("wide", "narrow"), expected, strict=True)
+                Column(name=name, dtype=dtype)
+                for name, dtype in zip(("wide", "narrow"), expected, strict=True)
             )
 
 

@@ -83,7 +83,7 @@ def test_further_dataframes_that_are_more_than_a_choice_of_columns_are_copied(
     spark: SparkSession, folder: Path, store: Store
 ) -> None:
     df = spark.read.parquet(str(folder))
-    computed = [df.selectExpr(each) for each in ("cast(x as int) as x", "x + 1 as x")]
+    computed = [df.selectExpr(expression) for expression in ("cast(x as int) as x", "x + 1 as x")]
     wider = spark.read.schema("x bigint, missing double").parquet(str(folder)).fillna(0.0)
     for case in (*computed, df.limit(10), df.sample(0.5, seed=1), wider):
         dataset = materialize(case, ["x"], store)
@@ -165,9 +165,9 @@ def test_in_place_read_accepts_empty_arrays_and_refuses_null_elements(
         "words": f"if(id = 2, slice({text}, 1, 0), {text})",
         "deep": "if(id = 1, array(), array(slice(array(id), 1, cast(id % 2 as int)), array(1L)))",
     }
-    spark.range(6).selectExpr(*[f"{each} as {name}" for name, each in columns.items()]).write.parquet(
-        f"{tmp_path}/ragged"
-    )
+    spark.range(6).selectExpr(
+        *[f"{expression} as {name}" for name, expression in columns.items()]
+    ).write.parquet(f"{tmp_path}/ragged")
     dataset = materialize(spark.read.parquet(f"{tmp_path}/ragged"), list(columns), store)
     assert not dataset.url.startswith(store.url)
     with ParquetFeed(dataset, columns=["x"], rank=0, world_size=1, batch_size=6) as feed:

@@ -412,7 +412,7 @@ def test_names_that_the_server_looks_up_at_each_call_have_no_key(spark: SparkSes
         df.selectExpr("x * 2 as y"),
         spark.createDataFrame([(1,)], ["x"]),
     )
-    assert all(shared_key(each, {}) for each in kept)
+    assert all(shared_key(frame, {}) for frame in kept)
     unknown = (
         df.select(F.col("current_date").alias("d")),
         df.selectExpr("current_user as d"),
@@ -425,7 +425,7 @@ def test_names_that_the_server_looks_up_at_each_call_have_no_key(spark: SparkSes
         spark.sql("select 1 as x"),
         df.mapInPandas(lambda frames: frames, "x bigint"),
     )
-    assert [shared_key(each, {}) for each in unknown] == [None] * len(unknown)
+    assert [shared_key(frame, {}) for frame in unknown] == [None] * len(unknown)
 
 
 @pytest.mark.any_spark_will_do

@@ -81,7 +81,7 @@ def check_rows(dataset: Any, names: list[str], *, shuffle: bool) -> None:
                 for name in names:
                     value = batch[name][index]
                     if name == "jagged":
-                        assert [each.tolist() for each in value] == expected[name]
+                        assert [array.tolist() for array in value] == expected[name]
                     else:
                         np.testing.assert_array_equal(value, expected[name], err_msg=name)
     assert sorted(seen) == list(range(10))

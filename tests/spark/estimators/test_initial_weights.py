@@ -34,9 +34,9 @@ def folder(whole, tmp_path):
 
 def test_a_model_on_meta_begins_with_weights_that_ranks_draw_or_read(frame, whole, meta, folder, tmp_path):
     expected = make_estimator(tmp_path, model=whole, epochs=1).fit(frame).history[0].loss
-    for given, sizes in (("drawn", None), (folder, {"shard": 2})):
-        estimator = make_estimator(tmp_path, model=meta, epochs=1, initialWeights=given, parallelism=sizes)
-        assert estimator.fit(frame).history[0].loss == pytest.approx(expected, rel=1e-5), (given, sizes)
+    for weights, sizes in (("drawn", None), (folder, {"shard": 2})):
+        estimator = make_estimator(tmp_path, model=meta, epochs=1, initialWeights=weights, parallelism=sizes)
+        assert estimator.fit(frame).history[0].loss == pytest.approx(expected, rel=1e-5), (weights, sizes)
 
 
 @pytest.mark.slow  # tests/unit/training/checkpoint/test_identity.py refuses them daily

@@ -33,7 +33,7 @@ class Mixed(nn.Module):
 
 
 def from_bytes(columns):
-    pair = np.stack([np.frombuffer(each, np.float32) for each in columns["blob"]])
+    pair = np.stack([np.frombuffer(content, np.float32) for content in columns["blob"]])
     return {"tokens": columns["tokens"], "pair": pair, "age": np.float32(columns["age"])[:, None]}
 
 
@@ -45,7 +45,7 @@ def rows(spark):
         [
             (
                 index,
-                [1 + int(each) for each in rng.integers(0, 9, 1 + index % 4)],
+                [1 + int(token) for token in rng.integers(0, 9, 1 + index % 4)],
                 bytearray(rng.normal(kind, 0.3, 2).astype(np.float32).tobytes()),
                 float(index),
                 KINDS[kind],

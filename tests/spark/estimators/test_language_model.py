@@ -84,7 +84,7 @@ def test_ranks_that_share_the_decoder_learn_the_same(texts, tmp_path, sizes):
     rows = texts.coalesce(1)
     changes = {"epochs": 1}
     shared = make(tmp_path, parallelism=sizes, **changes)
-    assert all(each.is_meta for each in shared._plan_rows(rows)[0].getModel().parameters())
+    assert all(parameter.is_meta for parameter in shared._plan_rows(rows)[0].getModel().parameters())
     alone = make(tmp_path, numWorkers=1, **changes).fit(rows)
     assert shared.fit(rows).history[0].loss == pytest.approx(alone.history[0].loss, rel=1e-4)
 
@@ -107,7 +107,7 @@ def test_a_folder_of_hugging_face_is_tuned_by_adapters(spark, texts, tmp_path):
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     changes = {"vocabularySize": None, "embeddingSize": None, "numLayers": None, "pretrained": folder}
     tuned = make(tmp_path, loraRank=4, epochs=2, checkpointDir=str(tmp_path / "run"), **changes)
-    assert all(each.is_meta for each in tuned._plan_rows(texts)[0].getModel().parameters())
+    assert all(parameter.is_meta for parameter in tuned._plan_rows(texts)[0].getModel().parameters())
     model = tuned.fit(texts)
     losses = [record.loss for record in model.history]
     assert losses[1] < losses[0]

@@ -212,8 +212,8 @@ def test_a_split_chooses_the_model_of_the_best_metric(case, split, frame, metric
     drawn = frame.select("*", F.rand(5).alias("drawn"))
     held_out = drawn.filter(F.col("drawn") >= tuning.getTrainRatio())
     assert 0 < held_out.count() < frame.count() / 2
-    assert [len(each.history) for each in model.subModels] == [1, 4]
-    metrics = [metric.evaluate(each.transform(held_out)) for each in model.subModels]
+    assert [len(fitted.history) for fitted in model.subModels] == [1, 4]
+    metrics = [metric.evaluate(fitted.transform(held_out)) for fitted in model.subModels]
     assert model.validationMetrics == pytest.approx(metrics)
     best = best_of(metric, metrics)
     assert len(model.bestModel.history) == [1, 4][best]
@@ -234,7 +234,7 @@ def test_a_split_and_its_model_are_saved_and_loaded(case, split, frame, tmp_path
     loaded = TrainValidationSplitModel.load(str(tmp_path / "model"))
     assert guesses(loaded, frame) == guesses(model, frame)
     assert loaded.validationMetrics == model.validationMetrics
-    assert [len(each.history) for each in loaded.subModels] == [1, 4]
+    assert [len(fitted.history) for fitted in loaded.subModels] == [1, 4]
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_cross_validation_of_a_pipeline_averages_over_folds_and_comes_back_from_
     )
     model = tuning.fit(parts)
     metrics = [
-        [metric.evaluate(each.transform(held_out)) for each in models]
+        [metric.evaluate(fitted.transform(held_out)) for fitted in models]
         for models, (_, held_out) in zip(model.subModels, tuning._kFold(parts), strict=True)
     ]
     np.testing.assert_allclose(model.avgMetrics, np.mean(metrics, axis=0))
@@ -277,9 +277,9 @@ def test_tuning_with_functions_in_its_grid_is_not_saved_by_spark_but_its_best_mo
     grid = [{estimator.getParam(case.function): torch.optim.SGD}]
     tuning = CrossValidator(estimator=pipeline, estimatorParamMaps=grid, evaluator=metric)
     best = tuning._copyValues(CrossValidatorModel(model, [0.5]))
-    for each in (tuning, best):
+    for stage in (tuning, best):
         with pytest.raises(TypeError, match="Object of type type is not JSON serializable"):
-            each.save(str(tmp_path / type(each).__name__))
+            stage.save(str(tmp_path / type(stage).__name__))
     best.bestModel.save(f"file://{tmp_path}/best")
 
 

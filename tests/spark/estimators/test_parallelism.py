@@ -46,8 +46,8 @@ def test_pipeline_stages_learn_what_one_worker_does(frame, tmp_path):
         tmp_path, parallelism={"pipeline": 2}, checkpointDir=str(tmp_path / "run"), **changes
     ).fit(frame)
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-4, atol=1e-5)
-    assert [each.loss for each in model.history] == pytest.approx(
-        [each.loss for each in whole.history], rel=1e-4
+    assert [record.loss for record in model.history] == pytest.approx(
+        [record.loss for record in whole.history], rel=1e-4
     )
 
 
@@ -111,7 +111,7 @@ spark = builder.getOrCreate()
 model = make_estimator(
     Path(folder), model=with_plan(), epochs=3, numWorkers=4, parallelism={"shard": 2, "tensor": 2}
 ).fit(spark.read.parquet(rows))
-print("digest", round(sum(float(each.double().abs().sum()) for each in model.module.parameters()), 3))
+print("digest", round(sum(float(parameter.double().abs().sum()) for parameter in model.module.parameters()), 3))
 spark.stop()
 """
 
@@ -125,7 +125,9 @@ def test_hybrid_of_four_workers_gives_equal_weights_on_every_kind_of_spark(tmp_p
     rows = tmp_path / "rows"
     frame.write.parquet(str(rows))
     expected = make_estimator(tmp_path, epochs=3).fit(frame.sparkSession.read.parquet(str(rows)))
-    digest = round(sum(float(each.double().abs().sum()) for each in expected.module.parameters()), 3)
+    digest = round(
+        sum(float(parameter.double().abs().sum()) for parameter in expected.module.parameters()), 3
+    )
     for kind in ("local[4]", "local-cluster[2,2,1024]", "connect"):
         out = subprocess.run(
             [sys.executable, str(script), kind, str(tmp_path / kind), str(rows)],

@@ -67,7 +67,7 @@ def runs_of(spark: Any, frame: Any, folder: Path) -> Callable[..., str]:
 
     def run(*arguments: str, **options: bool) -> str:
         said: list[str] = []
-        job = read_job(file, [read_override(each) for each in arguments])
+        job = read_job(file, [read_override(argument) for argument in arguments])
         run_job(job, lambda _: nullcontext(spark), say=said.append, **options)
         return "\n".join(said)
 
@@ -76,7 +76,7 @@ def runs_of(spark: Any, frame: Any, folder: Path) -> Callable[..., str]:
 
 def predicted(spark: Any, folder: Path, *arguments: str) -> Any:
     """Predict with the job, and return the rows in its folder of predictions."""
-    job = read_prediction_job(folder / "job.yaml", [read_override(each) for each in arguments])
+    job = read_prediction_job(folder / "job.yaml", [read_override(argument) for argument in arguments])
     run_prediction(job, lambda _: nullcontext(spark), say=print)
     return spark.read.parquet(str(folder / "scored"))
 
@@ -154,7 +154,7 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
 def test_job_says_that_its_ranks_come_and_go_and_its_own_session_has_a_slot_for_each(spark, frame, tmp_path):
     runs_of(spark, frame, tmp_path)
     changes = ("elastic=true", "numWorkers=1", "minWorkers=1", "maxWorkers=2", "tracking=off")
-    job = read_job(tmp_path / "job.yaml", [read_override(each) for each in changes])
+    job = read_job(tmp_path / "job.yaml", [read_override(change) for change in changes])
     said, slots = [], []
 
     def open_session(num_slots: int) -> Any:

@@ -65,12 +65,12 @@ def test_every_rank_returns_its_value_in_order(described: list[dict[str, Any]]) 
 
 
 def test_environment_is_set_for_the_ranks_only(described: list[dict[str, Any]]) -> None:
-    assert [each["variable"] for each in described] == ["yes", "yes"]
+    assert [rank["variable"] for rank in described] == ["yes", "yes"]
     assert "SPARKDL_TEST" not in os.environ
 
 
 def test_ranks_of_one_executor_are_forked_from_one_forkserver(described: list[dict[str, Any]]) -> None:
-    assert len({each["forkserver"] for each in described}) == len({each["executor"] for each in described})
+    assert len({rank["forkserver"] for rank in described}) == len({rank["executor"] for rank in described})
 
 
 # Each case starts its own server; the first one also catches a failure, and continues.

@@ -50,8 +50,8 @@ def test_classes_are_evaluated_as_by_scikit_learn(rows, values, tmp_path) -> Non
     assert isinstance(found, ClassificationEvaluation)
     np.testing.assert_array_equal(found.confusion, sklearn_metrics.confusion_matrix(labels, predicted))
     assert (found.labels, found.numInstances, found.numLeftOut) == ((0, 1, 2), NUM_ROWS, 0)
-    for average, own in ((None, found.fMeasureByLabel()), ("weighted", found.weightedFMeasure())):
-        assert own == pytest.approx(sklearn_metrics.f1_score(labels, predicted, average=average))
+    for average, score in ((None, found.fMeasureByLabel()), ("weighted", found.weightedFMeasure())):
+        assert score == pytest.approx(sklearn_metrics.f1_score(labels, predicted, average=average))
     assert found.accuracy == sklearn_metrics.accuracy_score(labels, predicted)
     assert found.weightedPrecision == pytest.approx(
         sklearn_metrics.precision_score(labels, predicted, average="weighted")

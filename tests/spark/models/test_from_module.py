@@ -340,9 +340,9 @@ def test_a_trained_language_model_continues_texts(texts, tmp_path, monkeypatch) 
     model.transform(texts, {model.maxNewTokens: 4})
     first, copied, longer = (call.args[0].module_key for call in sent.call_args_list)
     assert first == copied != longer
-    for given in ({"labels": ["a"]}, {"weights": "file"}):
-        with pytest.raises(ParamError, match=f"{next(iter(given))} is .*continues texts"):
-            TorchModel.from_pretrained(folder, example=texts, **given)
+    for setting in ({"labels": ["a"]}, {"weights": "file"}):
+        with pytest.raises(ParamError, match=f"{next(iter(setting))} is .*continues texts"):
+            TorchModel.from_pretrained(folder, example=texts, **setting)
 
 
 @pytest.fixture(scope="module")
@@ -390,8 +390,8 @@ def test_a_trained_network_of_timm_scores_a_folder_of_images(images, tmp_path) -
     )
     folder = TorchModel.from_pretrained(str(tmp_path / "folder"), **settings)
     in_structs = images.selectExpr("path as id", "struct(content as bytes, path) as content")
-    for model, given in ((by_name, images), (own, in_structs), (folder, images)):
-        rows = model.transform(given).collect()
+    for model, frame in ((by_name, images), (own, in_structs), (folder, images)):
+        rows = model.transform(frame).collect()
         assert [row["prediction"] for row in rows] == ["abcde"[index] for index in expected.argmax(1)]
         np.testing.assert_allclose([row["scores"].toArray() for row in rows], expected, rtol=1e-4, atol=1e-5)
 

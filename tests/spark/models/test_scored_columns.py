@@ -68,8 +68,8 @@ ALL = {"probabilityCol": "probability", "rawPredictionCol": "raw"}
 @pytest.mark.slow_elsewhere
 def test_copies_of_a_model_are_loaded_once_per_process(frame, tmp_path):
     model, one_task = make_model(tmp_path), frame.coalesce(1)
-    for each in (model, model.copy({model.predictionCol: "p"}), model.copy()):
-        assert each.transform(one_task).collect()
+    for copied in (model, model.copy({model.predictionCol: "p"}), model.copy()):
+        assert copied.transform(one_task).collect()
     assert set(num_loads(tmp_path)) == {1}
     assert len(num_loads(tmp_path)) < 3, "some process scored for two of them"
 

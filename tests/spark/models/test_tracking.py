@@ -64,9 +64,9 @@ def test_a_fit_is_tracked_in_sqlite_and_its_model_served_from_there(frame, track
     assert json.loads(trained_on.dataset.profile)["num_rows"] == frame.count()
     assert len(trained_on.dataset.digest) == 24
     assert (trained_on.dataset.name, trained_on.dataset.source_type) == ("DataFrame", "code")
-    assert {each.key: each.value for each in trained_on.tags} == {"mlflow.data.context": "training"}
+    assert {tag.key: tag.value for tag in trained_on.tags} == {"mlflow.data.context": "training"}
     client = mlflow.MlflowClient()
-    assert {each.path for each in client.list_artifacts(run.info.run_id, "reports")} == {
+    assert {artifact.path for artifact in client.list_artifacts(run.info.run_id, "reports")} == {
         f"reports/{name}" for name in ("communication.json", "communication.txt", "history.json")
     }
     picture = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="plots/fit.png")

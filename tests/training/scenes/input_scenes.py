@@ -34,7 +34,7 @@ def write_rows(folder: Path, num_rows: int = 37) -> ParquetDataset:
             "tokens": pa.array(tokens, pa.list_(pa.int64())),
             "age": rng.normal(size=num_rows).astype(np.float32),
             "blob": [row.tobytes() for row in dense],
-            "kind": [KINDS[each] for each in number],
+            "kind": [KINDS[index] for index in number],
             "flag": number > 0,
             "code": np.array(CODES)[number],
             "number": number,
@@ -78,8 +78,8 @@ class Heads(nn.Module):
 
 def decode(columns: dict[str, Any]) -> Any:
     """Decode bytes and strings to numbers."""
-    pixels = np.stack([np.frombuffer(each, np.float32) for each in columns["blob"]])
-    return {"pixels": pixels, "kind": np.array([KINDS.index(each) for each in columns["kind"]], np.float32)}
+    pixels = np.stack([np.frombuffer(content, np.float32) for content in columns["blob"]])
+    return {"pixels": pixels, "kind": np.array([KINDS.index(kind) for kind in columns["kind"]], np.float32)}
 
 
 class Decoded(nn.Module):

@@ -47,7 +47,9 @@ STEP = Case(name="step of 25M", settings={"model": "25M", "rows": 2})
 def steps(**times: list[float]) -> dict[str, dict[str, Measurements]]:
     """Steps of contenders whose ranks all ended with the same parameters."""
     result = {"checksum": 1.5, "bytes": 100, "tensors": 3}
-    measured = {name: Measurements(times=found, results=[[result, result]]) for name, found in times.items()}
+    measured = {
+        name: Measurements(times=seconds, results=[[result, result]]) for name, seconds in times.items()
+    }
     return {STEP.name: measured}
 
 

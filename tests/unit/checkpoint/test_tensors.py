@@ -104,8 +104,8 @@ def test_training_continues_to_the_bit_whatever_the_state_of_the_optimizer_holds
     assert torch.equal(again.complex, module.complex)
     assert torch.equal(again.loaded, module.scale / 2)
     assert torch.equal(room["best"], module.turned)
-    for each, model in ((optimizer, module), (fresh, again)):
-        train(model, each, 2)
+    for used, model in ((optimizer, module), (fresh, again)):
+        train(model, used, 2)
     for one, other in zip(module.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(module.norm.running_mean, again.norm.running_mean)

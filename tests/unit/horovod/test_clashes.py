@@ -21,7 +21,7 @@ REDUCED, GROUPED, GATHERED = (
 
 def waiting(*requests: Description, behind: tuple[Description, ...] = ()) -> RequestReport:
     """The report of a rank with threads that wait for ``requests``, and with requests that no thread waits for."""
-    return RequestReport(requests=behind + requests, awaited=frozenset(each.name for each in requests))
+    return RequestReport(requests=behind + requests, awaited=frozenset(entry.name for entry in requests))
 
 
 def test_reports_travel_as_text() -> None:
@@ -31,8 +31,8 @@ def test_reports_travel_as_text() -> None:
         stalled={"a": 3.0},
         clashing=frozenset("m"),
     )
-    for each in (report, RequestReport(requests=())):
-        assert parse_report(each.text) == each
+    for sent in (report, RequestReport(requests=())):
+        assert parse_report(sent.text) == sent
 
 
 def test_clashing_requests_under_a_name_fail_with_the_request_of_each_rank() -> None:
@@ -56,7 +56,7 @@ def test_requests_that_may_still_match_do_not_clash() -> None:
     assert find_clashes([waiting(GATHERED), waiting(REDUCED), waiting(BARRIER)]) == {}
     assert find_clashes([waiting(GATHERED), waiting(GATHERED)]) == {}
     numbered = request("allreduce.noname.1"), request("allgather.noname.1")
-    assert find_clashes([waiting(each) for each in numbered]) == {}
+    assert find_clashes([waiting(entry) for entry in numbered]) == {}
 
 
 def test_ranks_that_have_joined_do_not_clash() -> None:

@@ -79,5 +79,5 @@ def test_any_requests_in_any_order_are_all_run_in_the_end() -> None:
                     outstanding[rank].append(coming[rank].pop(0))
             done = names(plan_steps(outstanding))
             run += done
-            outstanding = [[r for r in own if r.name not in done] for own in outstanding]
+            outstanding = [[r for r in requests if r.name not in done] for requests in outstanding]
         assert sorted(run) == sorted(request.name for request in requests)

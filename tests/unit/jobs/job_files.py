@@ -60,4 +60,4 @@ def write_job(folder: Path, text: str = JOB) -> Path:
 
 def read(folder: Path, *arguments: str, text: str = JOB) -> TrainingJob:
     """Write a job, and read it with arguments that change it."""
-    return read_job(write_job(folder, text), [read_override(each) for each in arguments])
+    return read_job(write_job(folder, text), [read_override(argument) for argument in arguments])

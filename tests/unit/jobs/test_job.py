@@ -43,7 +43,7 @@ def test_test_rows_are_of_the_kind_of_the_rows_unless_they_name_their_own(tmp_pa
 
 
 def prediction(folder, *arguments, text=f"{JOB}predict: {{parquet: new, output: scored}}\n"):
-    return read_prediction_job(write_job(folder, text), [read_override(each) for each in arguments])
+    return read_prediction_job(write_job(folder, text), [read_override(argument) for argument in arguments])
 
 
 def test_a_prediction_has_rows_a_model_and_an_output(tmp_path):

@@ -15,12 +15,12 @@ def test_size_of_a_model_is_the_size_of_its_tensors():
     module = nn.Sequential(nn.Linear(100, 50), nn.BatchNorm1d(50), nn.Linear(50, 10))
     module[0].weight.requires_grad_(False)
     size = model_size(module, torch.optim.Adam)
-    weights = sum(each.numel() for each in module.parameters())
+    weights = sum(parameter.numel() for parameter in module.parameters())
     assert size.num_parameters == weights
     assert size.weights == 4 * weights + 2 * 50 * 4 + 8  # mean and variance, and a counter of BatchNorm
     assert size.gradients == 4 * (weights - 5000)
     assert size.optimizer == pytest.approx(2 * size.gradients, abs=100)  # two moments, and counters of steps
-    assert all(each.device.type == "cpu" for each in module.parameters())
+    assert all(parameter.device.type == "cpu" for parameter in module.parameters())
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_aliases_of_aliases_take_no_time() -> None:
 
 
 def changed(*arguments: str, text: str = JOB) -> dict:
-    tree = apply_overrides(read_tree(text, FILE), [read_override(each) for each in arguments])
+    tree = apply_overrides(read_tree(text, FILE), [read_override(argument) for argument in arguments])
     return tree.plain()
 
 

@@ -107,9 +107,9 @@ def expected(module: nn.Module, frame: pd.DataFrame) -> dict[str, np.ndarray]:
             )
             for row in frame.rename(columns={"count": "count_"}).itertuples()
         ]
-    scores = torch.cat([each["kind"] for each in told])
+    scores = torch.cat([answer["kind"] for answer in told])
     return {
         "kind": np.array(KINDS)[scores.argmax(dim=1).numpy()],
         "kind_probability": scores.double().softmax(dim=1).numpy(),
-        "place": torch.cat([each["place"] for each in told]).numpy(),
+        "place": torch.cat([answer["place"] for answer in told]).numpy(),
     }

@@ -92,9 +92,9 @@ def test_the_signature_names_columns_answers_and_params(served):
         {**tokens, "name": "tokens", "required": True},
         {"type": "long", "name": "count", "required": True},
     ]
-    names = [each["name"] for each in json.loads(signature["outputs"])]
+    names = [column["name"] for column in json.loads(signature["outputs"])]
     assert names == ["kind", "kind_probability", "place"]
-    params = {each["name"]: (each["type"], each["default"]) for each in json.loads(signature["params"])}
+    params = {param["name"]: (param["type"], param["default"]) for param in json.loads(signature["params"])}
     defaults = {"batch_size": ("long", 1024), "device": ("string", "cpu"), "allow_nan": ("boolean", False)}
     assert params == {**defaults, "output": ("string", "")}
 
@@ -233,7 +233,7 @@ def test_numbers_without_a_fraction_are_numbers_of_any_type(tmp_path, form, kind
     sparkdl.mlflow.save_model(TorchModel(SavedModel(nn.Identity(), signature)), tmp_path / "model")
     served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
     whole, broken = ([1.0, 3], [5, 7.0]) if kind == "tokens" else ([1, 2], [1, 0.5])
-    rows = [{"v": [each] if kind == "nested" else each, "x": 4} for each in (whole, broken)]
+    rows = [{"v": [value] if kind == "nested" else value, "x": 4} for value in (whole, broken)]
     status, answer = asked(served, form, rows)
     assert status == 200, answer
     assert [row["prediction"] for row in answer["predictions"]] == [sum(whole) + 4, sum(broken) + 4]
@@ -370,8 +370,8 @@ def test_a_model_that_is_logged_by_the_user_has_the_metrics_of_its_epoch(tracked
         return
     (found,) = mlflow.search_logged_models(filter_string="metrics.loss < 1", output_format="list")
     assert (found.model_uri, found.source_run_id) == (info.model_uri, run.info.run_id)
-    assert [(each.key, each.value, each.step) for each in found.metrics] == [("loss", 0.5, 1)]
-    assert [each.step for each in mlflow.get_run(run.info.run_id).outputs.model_outputs] == [1]
+    assert [(metric.key, metric.value, metric.step) for metric in found.metrics] == [("loss", 0.5, 1)]
+    assert [output.step for output in mlflow.get_run(run.info.run_id).outputs.model_outputs] == [1]
 
 
 def test_code_outside_of_packages_is_saved_with_the_model(tmp_path, monkeypatch):
@@ -408,7 +408,7 @@ def test_model_contains_sparkdl_and_does_not_require_it(carried):
     described = yaml.safe_load((path / "MLmodel").read_text())["flavors"]["python_function"]
     assert (described["code"], described["loader_module"]) == ("code", "sparkdl_model_loader")
     wheel = f"sparkdl_torch-{sparkdl.__version__}-py3-none-any.whl"
-    assert {each.name for each in (path / "code").iterdir()} == {wheel, "sparkdl_model_loader.py", "tests"}
+    assert {entry.name for entry in (path / "code").iterdir()} == {wheel, "sparkdl_model_loader.py", "tests"}
     for name in ("requirements.txt", "conda.yaml", "python_env.yaml"):
         assert "spark" not in (path / name).read_text()
     with zipfile.ZipFile(path / "code" / wheel) as archive:
@@ -514,7 +514,7 @@ def test_a_model_without_carried_code_is_loaded_by_the_installed_sparkdl(saved, 
 def test_loaded_model_is_logged_again_with_its_code(saved, tmp_path):
     sparkdl.mlflow.save_model(sparkdl.mlflow.load_model(saved[0]), tmp_path / "again")
     first, again = (
-        sorted(each.name for each in Path(folder, "code").iterdir() if each.name != "__pycache__")
+        sorted(entry.name for entry in Path(folder, "code").iterdir() if entry.name != "__pycache__")
         for folder in (saved[0], tmp_path / "again")
     )
     assert first == again

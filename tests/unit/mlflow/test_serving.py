@@ -69,10 +69,10 @@ def test_a_server_answers_the_input_example_and_other_forms(ask, folder, form):
     status, answer = ask(body)
     assert status == 200, answer
     told = expected(many_into_many().module, rows(2))
-    assert [each["kind"] for each in answer["predictions"]] == told["kind"].tolist()
+    assert [prediction["kind"] for prediction in answer["predictions"]] == told["kind"].tolist()
     for name in ("kind_probability", "place"):
-        for each, row in zip(answer["predictions"], told[name], strict=True):
-            assert each[name] == pytest.approx(row.tolist(), rel=1e-5)
+        for prediction, row in zip(answer["predictions"], told[name], strict=True):
+            assert prediction[name] == pytest.approx(row.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,9 @@ def test_a_module_whose_weights_are_computed_from_others_is_saved_and_copied(tmp
     module, rows = changing(kind), torch.randn(3, 4)
     loaded = reloaded(module, tmp_path / "model")
     copies = [loaded, *(trial_copy(module, module, copied_bytes)[0] for copied_bytes in (0, 1 << 20))]
-    for each in copies:
-        assert torch.equal(each(rows), module(rows))
-        assert list(each.state_dict()) == list(module.state_dict())
+    for copied in copies:
+        assert torch.equal(copied(rows), module(rows))
+        assert list(copied.state_dict()) == list(module.state_dict())
     # The loaded model can be trained, saved and changed like the saved one.
     with torch.no_grad():
         next(iter(loaded[1].parameters())).mul_(2)

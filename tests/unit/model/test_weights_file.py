@@ -61,7 +61,9 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        given, wanted = (each.reshape(-1).contiguous().view(torch.uint8) for each in (found[name], tensor))
+        given, wanted = (
+            tensors.reshape(-1).contiguous().view(torch.uint8) for tensors in (found[name], tensor)
+        )
         assert torch.equal(given, wanted), name
 
 

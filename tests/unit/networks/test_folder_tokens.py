@@ -133,15 +133,15 @@ def test_texts_are_scored_continued_and_packed_as_the_tokenizer_says(llama, begi
         )
     expected = following[0, prompt.shape[1] :].tolist()
     assert [end] * ends == tokens[len(tokens) - ends :]
-    for each, takes_tokens in ((text, False), (np.array(tokens), True)):
+    for row, takes_tokens in ((text, False), (np.array(tokens), True)):
         total, count = answer(
-            llama, tokenizer, "logLikelihood", each, max_length=64, takes_tokens=takes_tokens
+            llama, tokenizer, "logLikelihood", row, max_length=64, takes_tokens=takes_tokens
         )
         assert count == len(tokens) - 1
         assert -total / count == pytest.approx(loss, rel=1e-5)
     continuation = answer(llama, tokenizer, "continuation", text, max_length=64)
     assert continuation == tokenizer.decode(
-        [each for each in expected if each != end], skip_special_tokens=True
+        [token for token in expected if token != end], skip_special_tokens=True
     )
     ours = FolderTokenizer(tokenizer)
     packer = TextPacker(64, ours.end, ours.before)

@@ -158,14 +158,16 @@ def test_continuation_of_a_text_does_not_depend_on_its_batch(tokenizer, decoder,
     for row, text in zip(found, TEXTS, strict=True):
         _, (alone,) = ask(decoder, tokenizer, "continuation", [text], max_tokens=12, **generation)
         assert row[row >= 0].tolist() == alone[alone >= 0].tolist()
-    longest = max(len(each) for each in model.continuations(torch.tensor([[5]]), torch.tensor([1])))
+    longest = max(
+        len(continuation) for continuation in model.continuations(torch.tensor([[5]]), torch.tensor([1]))
+    )
     assert 1 <= longest <= 12
 
 
 def test_other_seeds_draw_other_continuations(tokenizer, decoder):
     draws = {"max_tokens": 12, "temperature": 1.0}
     found = [ask(decoder, tokenizer, "continuation", ["the"], **draws, seed=seed)[1] for seed in range(4)]
-    assert len({each.numpy().tobytes() for each in found}) > 1
+    assert len({continuation.numpy().tobytes() for continuation in found}) > 1
 
 
 FIVE_TOKENS = {"answer": "continuation", "generation": Generation(max_tokens=5), "max_length": 32}
@@ -174,7 +176,7 @@ FIVE_TOKENS = {"answer": "continuation", "generation": Generation(max_tokens=5),
 def test_module_returns_texts_as_bytes_and_the_predictor_as_strings(tokenizer, decoder):
     saved = text_model(decoder, tokenizer, column="text", **FIVE_TOKENS)
     found = Predictor(saved, batch_size=2).predict({"text": np.array(TEXTS, object)})["continuation"]
-    assert [type(each) for each in found] == [str] * len(TEXTS)
+    assert [type(continuation) for continuation in found] == [str] * len(TEXTS)
     assert as_bytes(["ä", ""]).tolist() == [[0xC3, 0xA4], [-1, -1]]
 
 
@@ -191,9 +193,11 @@ def test_a_model_without_a_tokenizer_takes_and_gives_tokens(tokenizer, decoder, 
         assert row.tolist() == expected
         assert max(row, default=0) < tokenizer.num_tokens
     served = PyfuncModel(saved).predict(pd.DataFrame({"tokens": [row.tolist() for row in rows]}))
-    assert [each.tolist() for each in served["prediction"]] == [each.tolist() for each in found]
+    assert [tokens.tolist() for tokens in served["prediction"]] == [tokens.tolist() for tokens in found]
     described = save_for_mlflow(TorchModel(saved), tmp_path)
-    assert [(each.kind, each.depth) for each in (*described.inputs, *described.outputs)] == [("long", 1)] * 2
+    assert [(column.kind, column.depth) for column in (*described.inputs, *described.outputs)] == [
+        ("long", 1)
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_meta_device_applies_only_to_the_thread_and_block_that_asked_for_it() ->
                 pass
             make("second")
 
-    threads = [threading.Thread(target=each) for each in (first, second)]
+    threads = [threading.Thread(target=target) for target in (first, second)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -154,8 +154,8 @@ def test_shards_wait_for_every_gather_on_cpus_and_gather_the_root_twice() -> Non
     cluster = make_cluster("h100", hosts=2, devices_per_host=1, inside=NEAR, between=FAR)
     on_cpus = replace(cluster, device=replace(cluster.device, is_cpu=True))
     with_links, without = (
-        step_time(SHAPE, each, sizes, rows=1, microbatches=1, recipe=RECIPE)
-        for each in (on_cpus, replace(on_cpus, between=FREE))
+        step_time(SHAPE, links, sizes, rows=1, microbatches=1, recipe=RECIPE)
+        for links in (on_cpus, replace(on_cpus, between=FREE))
     )
     assert with_links.hidden == 0.0
     assert step_time(SHAPE, cluster, sizes, rows=1, microbatches=1, recipe=RECIPE).hidden > 0.0

@@ -46,7 +46,7 @@ def step(sizes: DecoderSizes, *, autocast: bool = False, recompute: bool = False
     loss.backward()
     optimizer.step()
     state = [*module.parameters(), *(parameter.grad for parameter in module.parameters())]
-    moments = [value for each in optimizer.state.values() for value in each.values() if value.ndim]
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
     return saved, sum(tensor.nbytes for tensor in [*state, *moments] if tensor is not None)
 
 

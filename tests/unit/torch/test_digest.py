@@ -18,6 +18,6 @@ def test_signs_and_orders_change_the_digest(dtype: torch.dtype, length: int) -> 
     columns = torch.ones(length, dtype=dtype)
     columns[1::2] = -1
     others = [-tensor, tensor * columns, tensor.flip(0), tensor.flip(1), tensor[SWAPPED], tensor.roll(1, 0)]
-    digests = {digest(each.contiguous()).item() for each in (tensor, *others)}
+    digests = {digest(changed.contiguous()).item() for changed in (tensor, *others)}
     assert len(digests) == 1 + len(others)
     assert digest(tensor.clone().contiguous()) == digest(tensor.contiguous())

@@ -50,8 +50,8 @@ def fit(tracked, local, *, meanwhile=lambda: None):
 
 def versions():
     return {
-        int(each.version): each.tags["sparkdl.model_uri"]
-        for each in mlflow.MlflowClient().search_model_versions("name = 'digits'")
+        int(version.version): version.tags["sparkdl.model_uri"]
+        for version in mlflow.MlflowClient().search_model_versions("name = 'digits'")
     }
 
 

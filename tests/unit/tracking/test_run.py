@@ -109,7 +109,7 @@ def test_run_that_is_open_when_the_program_ends_is_killed(tracked, open_run, mon
     at_exit = []
     monkeypatch.setattr(atexit, "register", lambda function, *args: at_exit.append((function, args)))
     with open_run("on") as run:
-        ((end, args),) = [found for found in at_exit if getattr(found[0], "__self__", None) is run]
+        ((end, args),) = [handler for handler in at_exit if getattr(handler[0], "__self__", None) is run]
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: -1)
             end(*args)
@@ -410,12 +410,12 @@ def check_values_in_mlflow(run_id, model_uri):
         return
     (model,) = mlflow.search_logged_models(filter_string="metrics.val_loss < 1", output_format="list")
     assert f"models:/{model.model_id}" == model_uri
-    assert {(each.key, each.value, each.step) for each in model.metrics} == {
+    assert {(metric.key, metric.value, metric.step) for metric in model.metrics} == {
         ("loss", 0.25, 2),
         ("val_loss", 0.5, 2),
     }
-    assert {(each.dataset_name, each.dataset_digest) for each in model.metrics} == {("rows", "abc")}
-    assert [(each.model_id, each.step) for each in run.outputs.model_outputs] == [(model.model_id, 2)]
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("rows", "abc")}
+    assert [(output.model_id, output.step) for output in run.outputs.model_outputs] == [(model.model_id, 2)]
     assert not mlflow.search_logged_models(filter_string="metrics.val_loss > 1", output_format="list")
     datasets = [{"dataset_name": "rows", "dataset_digest": "abc"}]
     assert mlflow.search_logged_models(

@@ -33,7 +33,7 @@ def test_message_that_fails_after_close_is_kept_without_a_warning(tmp_path: Path
     assert is_sending.wait(30)
     assert not sender.wait(0.01)
     assert [message.folder for message in sender.close()] == [folder]
-    (thread,) = (each for each in threading.enumerate() if each not in before)
+    (thread,) = (thread for thread in threading.enumerate() if thread not in before)
     folder.rmdir()
     is_removed.set()
     thread.join(30)

@@ -63,7 +63,7 @@ def test_only_disabled_parts_are_not_logged(fit, switch, missing):
         sparkdl.autolog(**{switch: False})
     run, model = fit()
     there = {
-        "dataset": [each.dataset.name for each in run.inputs.dataset_inputs] == ["rows"],
+        "dataset": [dataset.dataset.name for dataset in run.inputs.dataset_inputs] == ["rows"],
         "model": model is not None,
         "signature": model is not None and model.signature is not None,
         "example": model is not None and model.saved_input_example_info is not None,

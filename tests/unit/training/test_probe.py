@@ -353,8 +353,8 @@ def test_a_model_on_meta_is_tried_without_memory_for_its_weights():
     with torch.device("meta"):
         model = nn.Sequential(nn.Embedding(1 << 40, 4), nn.Flatten(), nn.Linear(8, 3))  # 16 TiB
     trial, shared = trial_copy(model, model)
-    assert [tuple(each.shape) for each in shared] == [(3,), (3, 8), (1 << 40, 4)]
+    assert [tuple(weight.shape) for weight in shared] == [(3,), (3, 8), (1 << 40, 4)]
     outputs = trial(torch.tensor([[0, (1 << 40) - 1]]))
     assert outputs.shape == (1, 3)
     assert torch.isfinite(outputs).all()
-    assert all(each.is_meta for each in model.parameters())
+    assert all(parameter.is_meta for parameter in model.parameters())

@@ -43,8 +43,14 @@ def test_collector_is_paused_while_an_optimizer_is_made_and_then_as_it_was(colle
 
 def test_a_factory_may_go_through_the_parameters_several_times() -> None:
     def decay_of_matrices_alone(parameters: Any) -> torch.optim.Optimizer:
-        matrices = {"params": [each for each in parameters if each.ndim > 1], "weight_decay": 0.1}
-        others = {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0}
+        matrices = {
+            "params": [parameter for parameter in parameters if parameter.ndim > 1],
+            "weight_decay": 0.1,
+        }
+        others = {
+            "params": [parameter for parameter in parameters if parameter.ndim < 2],
+            "weight_decay": 0.0,
+        }
         return torch.optim.AdamW([matrices, others])
 
     optimizer = make_optimizer(decay_of_matrices_alone, torch.nn.Linear(2, 2))

@@ -35,8 +35,8 @@ def watched(telemetry: Telemetry, name: str) -> Actor:
 def counts(telemetry: Telemetry, *, reset: bool = False) -> dict[str, dict[str, int]]:
     measured, _ = telemetry.measure(reset=reset)
     return {
-        found.key.name: {kind: totals.num_operations for kind, totals in found.totals.items()}
-        for found in measured
+        measurement.key.name: {kind: totals.num_operations for kind, totals in measurement.totals.items()}
+        for measurement in measured
     }
 
 
@@ -114,7 +114,10 @@ def test_process_sets_with_equal_names_and_other_ranks_are_measured_separately()
     pairs[1].act()
     first, second = CommunicatorKey("pair", (0, 1)), CommunicatorKey("pair", (0, 2))
     measured, _ = telemetry.measure()
-    assert {found.key: found.totals["barrier"].num_operations for found in measured} == {first: 1, second: 2}
+    assert {measurement.key: measurement.totals["barrier"].num_operations for measurement in measured} == {
+        first: 1,
+        second: 2,
+    }
     recorded = {part.key: len(part.records) for part in telemetry.stop_recording()}
     assert recorded == {first: 1, second: 2}
     assert label_communicators([first, second, CommunicatorKey("world", (0, 1, 2))]) == {

@@ -111,9 +111,9 @@ def test_blend_resumed_anywhere_continues_with_the_next_batch(
     )
     begun = list(islice(first, taken))
     resumed.resume(json.loads(json.dumps(first.state())))
-    for expected, found in zip(whole, [*begun, *resumed], strict=True):
+    for expected, batch in zip(whole, [*begun, *resumed], strict=True):
         for name, values in expected.items():
-            np.testing.assert_array_equal(found[name], values)
+            np.testing.assert_array_equal(batch[name], values)
 
 
 @settings(deadline=None)

@@ -102,9 +102,9 @@ def test_resumed_packer_continues_with_the_next_batch(
     begun = [batch for _, batch in zip(range(taken), first.pack(left), strict=False)]
     resumed = SequencePacker(LENGTH, **options)
     resumed.resume(json.loads(json.dumps(first.state())))
-    for expected, found in zip(whole, [*begun, *resumed.pack(left)], strict=True):
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-        np.testing.assert_array_equal(found.cu_seqlens, expected.cu_seqlens)
+    for expected, batch in zip(whole, [*begun, *resumed.pack(left)], strict=True):
+        np.testing.assert_array_equal(batch.tokens, expected.tokens)
+        np.testing.assert_array_equal(batch.cu_seqlens, expected.cu_seqlens)
 
 
 @given(st.lists(st.integers(1, LENGTH), min_size=1, max_size=40))

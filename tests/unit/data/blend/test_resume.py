@@ -65,7 +65,7 @@ def take(
         for batch in batches:
             for source, had in enumerate(rows):
                 had.append(batch["id"][batch["source"] == source])
-    assert all(found == states[0] for found in states)
+    assert all(state == states[0] for state in states)
     assert len({len(batches) for batches in batches_of_ranks}) == 1
     return rows, batches_of_ranks[0], states[0]
 

@@ -22,7 +22,7 @@ def epoch_of(shares):
                 held_out.append((corpus, number))
             else:
                 drawn += [(place, corpus, number) for place in places]
-    return [each[1:] for each in sorted(drawn)], held_out
+    return [row[1:] for row in sorted(drawn)], held_out
 
 
 def test_every_row_is_in_an_epoch_and_each_part_of_it_follows_the_weights():
@@ -41,7 +41,7 @@ def test_every_row_is_in_an_epoch_and_each_part_of_it_follows_the_weights():
         assert np.abs(counted - weight * np.arange(1, len(drawn) + 1)).max() <= 1
     # Each corpus is used as evenly as possible: the numbers of uses of its rows differ by at most one.
     for corpus in range(3):
-        times = np.bincount([number for each, number in drawn if each == corpus])
+        times = np.bincount([number for drawn_corpus, number in drawn if drawn_corpus == corpus])
         assert times.max() - times.min() <= 1
 
 

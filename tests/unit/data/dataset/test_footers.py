@@ -191,7 +191,7 @@ def test_columns_tell_instants_from_clock_times(tmp_path: Path) -> None:
         "clock": pa.timestamp("us"),
         "clocks": pa.list_(pa.timestamp("us")),
     }
-    columns = {name: [times if pa.types.is_list(each) else times[0]] for name, each in types.items()}
+    columns = {name: [times if pa.types.is_list(type_) else times[0]] for name, type_ in types.items()}
     table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
     pq.write_table(table, tmp_path / "a.parquet")
     found = scan_dataset(str(tmp_path), shapes={"array": (None,)}).columns

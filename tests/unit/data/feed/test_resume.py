@@ -78,7 +78,7 @@ def take_steps(
             states.append(feed.state())
         assert [len(batch) for batch in batches] == planned[: len(batches)]
         batches_of_ranks.append(batches)
-    assert all(found == states[0] for found in states)
+    assert all(state == states[0] for state in states)
     return batches_of_ranks, states[0]
 
 

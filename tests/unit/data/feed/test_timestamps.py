@@ -36,7 +36,7 @@ def test_int96_keeps_every_year_in_every_epoch(tmp_path: Path) -> None:
     times = [datetime.datetime(9999, 12, 31), datetime.datetime(1, 1, 1), datetime.datetime(2020, 1, 1)]
     table = pa.table({"t": pa.array(times, pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
-    assert read_back(tmp_path, num_epochs=2) == [np.datetime64(each, "us") for each in times] * 2
+    assert read_back(tmp_path, num_epochs=2) == [np.datetime64(time, "us") for time in times] * 2
 
 
 def test_time_beyond_the_range_of_microseconds_is_an_error_with_its_column(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(datase
         model=Mixed(), featuresCol=["blob", "kind"], passFeaturesBy="name", prepareFeatures=prepare
     )
     inputs = prepare_fit(estimator, dataset).spec.inputs.inputs
-    assert {each.name: each.dtype for each in inputs} == {"pixels": "float32", "kind": "int64"}
+    assert {entry.name: entry.dtype for entry in inputs} == {"pixels": "float32", "kind": "int64"}
 
 
 def test_padded_columns_take_rows_of_other_lengths_and_integers_of_another_size(dataset):
@@ -261,7 +261,7 @@ def test_replaced_model_is_released():
     first = nn.Linear(4, 3)
     estimator = make_estimator(model=first)
     estimator.setModel(nn.Linear(4, 3))
-    assert not [each for each in gc.get_referrers(first) if isinstance(each, dict)]
+    assert not [referrer for referrer in gc.get_referrers(first) if isinstance(referrer, dict)]
 
 
 def test_columns_are_described_in_the_format_in_which_mlflow_writes_them(tmp_path):
@@ -273,4 +273,4 @@ def test_columns_are_described_in_the_format_in_which_mlflow_writes_them(tmp_pat
     double = types.DataType.double
     kinds = {"number": double, "dense": types.Array(double), "matrix": types.Array(types.Array(double))}
     expected = {name: types.ColSpec(kind, name=name).to_dict() for name, kind in kinds.items()}
-    assert {each["name"]: each for each in logged["mlflow_colspec"]} == expected
+    assert {column["name"]: column for column in logged["mlflow_colspec"]} == expected

@@ -63,7 +63,7 @@ def test_model_with_a_step_may_have_other_outputs_than_its_labels(dataset, label
 
 def test_model_with_a_step_and_one_output_per_label_predicts_each_label(dataset):
     def step(model, batch):
-        return sum(each.mean() for each in model(batch["dense"]))
+        return sum(output.mean() for output in model(batch["dense"]))
 
     estimator = make_estimator(**HEADS, loss=None, trainStep=step)
     outputs = prepare_fit(estimator, dataset).signature.outputs

@@ -90,10 +90,10 @@ def test_a_param_reaches_its_field_of_the_spec_and_no_other(dataset, name):
     plain = prepare_fit(estimator, dataset).spec
     changed = prepare_fit(estimator.copy({estimator.getParam(name): value}), dataset).spec
     differing = {
-        each.name
-        for each in dataclasses.fields(plain)
-        if getattr(plain, each.name) is not getattr(changed, each.name)
-        and getattr(plain, each.name) != getattr(changed, each.name)
+        entry.name
+        for entry in dataclasses.fields(plain)
+        if getattr(plain, entry.name) is not getattr(changed, entry.name)
+        and getattr(plain, entry.name) != getattr(changed, entry.name)
     }
     assert differing == {field}
     assert getattr(changed, field) == expected
@@ -280,7 +280,7 @@ def test_metric_that_needs_more_rows_is_tried_on_more_rows(dataset, caplog, recw
     }
     prepare_fit(make_estimator(metrics=metrics), dataset)
     assert not caplog.records
-    assert not [each for each in recwarn if "samples in targets" in str(each.message)]
+    assert not [warning for warning in recwarn if "samples in targets" in str(warning.message)]
 
 
 def test_value_error_of_a_metric_is_a_warning_unless_all_rows_were_tried(dataset, caplog):

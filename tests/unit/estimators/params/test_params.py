@@ -42,7 +42,10 @@ def test_labels_are_a_list_or_one_for_each_label_column():
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
-        *[(each, each) for each in (5, "ab", ["a"], ["a", "a"], ["a", 1], [0.5, 1.0], [True, 1], {"a", "b"})],
+        *[
+            (value, value)
+            for value in (5, "ab", ["a"], ["a", "a"], ["a", 1], [0.5, 1.0], [True, 1], {"a", "b"})
+        ],
         ({"y": ["a", "b"]}, {"y": ["a", "b"]}),
         ([["a", "b"], []], []),
         ([None, "ab"], "ab"),

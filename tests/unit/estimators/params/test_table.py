@@ -45,7 +45,7 @@ def test_check_names_the_param_its_value_and_the_allowed_values(check, good, bad
 def test_params_match_the_entries_and_the_fields_of_the_spec():
     for make in ESTIMATORS.values():
         estimator = make()
-        assert {entry.name for entry in entries_of(estimator)} == {each.name for each in estimator.params}
+        assert {entry.name for entry in entries_of(estimator)} == {param.name for param in estimator.params}
     fields = {field.name: field for field in dataclasses.fields(TrainingSpec)}
     for entry in entries_of(TorchEstimator):
         if entry.field is not None and "identity" not in fields[entry.field].metadata:

@@ -237,9 +237,10 @@ def test_a_model_with_a_backbone_of_a_library_answers_the_same_once_it_is_loaded
     save_model(model, tmp_path / "model")
     rows = {"encoded": np.array([encoded(image) for image in IMAGES[:5]], dtype=object)}
     answers = [
-        Predictor(each).answer(rows, ("probability",)) for each in (model, load_model(tmp_path / "model"))
+        Predictor(predicting).answer(rows, ("probability",))
+        for predicting in (model, load_model(tmp_path / "model"))
     ]
-    np.testing.assert_array_equal(*[each["label"]["probability"] for each in answers])
+    np.testing.assert_array_equal(*[answer["label"]["probability"] for answer in answers])
 
 
 IMAGENET_MEAN, IMAGENET_DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
@@ -281,7 +282,7 @@ def test_served_model_takes_bytes_and_predicts_single_rows(dataset, tmp_path):
 def test_single_image_of_spark_and_its_pixels_get_the_same_answer(dataset):
     model = saved(dataset, "image")
     row = of_spark(IMAGES[0])
-    answers = [answer_row(model, each, "probability") for each in (row, IMAGES[0][..., ::-1])]
+    answers = [answer_row(model, image, "probability") for image in (row, IMAGES[0][..., ::-1])]
     assert answers[0] == answers[1]
     assert len(answers[0]) == 3
 

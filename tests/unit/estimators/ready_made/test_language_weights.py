@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def real_parameters(module):
-    return [name for name, each in module.named_parameters() if not each.is_meta]
+    return [name for name, parameter in module.named_parameters() if not parameter.is_meta]
 
 
 @pytest.fixture(params=["llama", "gpt2"])
@@ -50,8 +50,8 @@ def test_decoder_from_sizes_has_no_weights_and_draws_them_by_seed():
     )
     assert first.weights == "drawn"
     assert not real_parameters(first.network)
-    for each in (first, again):
-        draw_weights(each.network, seed=3)
+    for beginning in (first, again):
+        draw_weights(beginning.network, seed=3)
     for name, weight in first.network.state_dict().items():
         assert torch.equal(weight, again.network.state_dict()[name])
         assert weight.ndim == 1 or 0 < weight.std() < 0.03, name
@@ -74,9 +74,9 @@ def test_weights_of_a_folder_are_not_read_on_the_driver_and_reach_the_ranks_whol
     found = beginning.network.eval()(tokens, torch.zeros_like(tokens))
     # Adapters initially change nothing.
     torch.testing.assert_close(found, expected.eval()(tokens).logits.transpose(1, 2), rtol=1e-4, atol=1e-5)
-    drawn = [each for name, each in beginning.network.named_parameters() if ".lora_A." in name]
+    drawn = [parameter for name, parameter in beginning.network.named_parameters() if ".lora_A." in name]
     assert bool(drawn) == (lora_rank is not None)
-    assert all(each.requires_grad and each.std() > 0 for each in drawn)
+    assert all(parameter.requires_grad and parameter.std() > 0 for parameter in drawn)
 
 
 def test_weights_are_copied_to_another_filesystem_and_linked_on_the_same_one(folder, tmp_path):
@@ -85,9 +85,9 @@ def test_weights_are_copied_to_another_filesystem_and_linked_on_the_same_one(fol
     linked = tmp_path / "linked" / "model.safetensors.index.json"
     assert linked.samefile(Path(folder) / linked.name)
     networks = []
-    for each in (folder, "memory://copied", str(tmp_path / "linked")):
+    for place in (folder, "memory://copied", str(tmp_path / "linked")):
         _, beginning = beginning_of_folder(folder, lora_rank=None, seed=0)
-        load_weights(beginning.network, each)
+        load_weights(beginning.network, place)
         networks.append(beginning.network.state_dict())
     for name, weight in networks[0].items():
         assert torch.equal(networks[1][name], weight)
@@ -100,7 +100,7 @@ def test_folder_with_more_weights_than_the_model_is_read_whole_with_a_warning(fo
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
     for file in Path(folder).glob("model*"):
         file.unlink()
-    weights = {name: each.clone() for name, each in whole.state_dict().items()}
+    weights = {name: weight.clone() for name, weight in whole.state_dict().items()}
     safetensors.torch.save_file(
         {**weights, "mask": torch.ones(2)}, Path(folder) / "model.safetensors", {"format": "pt"}
     )

@@ -110,7 +110,7 @@ def test_predicted_class_has_the_requested_type(classes, numbers):
 def test_predicted_number_has_the_requested_type():
     predictor, module = predictor_of("value", 1)
     numbers = outputs_of(module).reshape(-1).tolist()
-    for wanted, values in {"double": numbers, "array": [[each] for each in numbers]}.items():
+    for wanted, values in {"double": numbers, "array": [[number] for number in numbers]}.items():
         found = score_batch(predictor, (pa.array(ROWS),), (ScoredColumn(name="y", type=wanted),))
         assert found.to_pylist() == values
     predictor, module = predictor_of("value", 3, (3,))

@@ -78,11 +78,11 @@ def test_all_tasks_use_one_copy_in_one_process_that_comes_back_and_ends(folder, 
     x, scale = torch.rand(5, 3), torch.tensor(2.0)
     tasks = [task(weights_as_bytes(tensors)), task(f"{folder}/weights")]
     made = [one(x, scale=scale) for one in tasks]
-    (place,) = {tuple(each["place"].tolist()) for each in made}
+    (place,) = {tuple(outputs["place"].tolist()) for outputs in made}
     process = place[0]
     assert process != os.getpid()
-    for each in made:
-        torch.testing.assert_close(each["y"], module(x, scale=scale)["y"])
+    for outputs in made:
+        torch.testing.assert_close(outputs["y"], module(x, scale=scale)["y"])
     with pytest.raises(ValueError, match="negative"):
         tasks[0](-x, scale=scale)
 
@@ -129,7 +129,7 @@ def test_what_a_module_does_harms_only_its_own_rows(folder, monkeypatch) -> None
     inputs = [torch.full((2,), float(number)) for number in range(2)]
     with ThreadPoolExecutor(2) as threads:
         made = threads.map(lambda task, x: task(x, "keep"), [one, other], inputs)
-        assert [each.tolist() for each in made] == [x.tolist() for x in inputs]
+        assert [output.tolist() for output in made] == [x.tolist() for x in inputs]
     x = inputs[1]
     assert one(x, "print").tolist() == x.tolist()
     (log,) = Path(folder).glob("*/log")

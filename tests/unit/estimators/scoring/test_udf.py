@@ -65,8 +65,18 @@ def test_rows_with_null_and_rows_with_nan_answered_with_nan_have_null_prediction
     whole = found[0]
     assert found[1] == [None, *whole[:2], None, *whole[2:]]
     assert found[2] == [None, None]
-    assert [each is None for each in found[3]] == [True, False, True, False, True, *[False] * 3, True]
-    np.testing.assert_allclose([each for each in found[3] if each is not None], whole, rtol=1e-5)
+    assert [prediction is None for prediction in found[3]] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        *[False] * 3,
+        True,
+    ]
+    np.testing.assert_allclose(
+        [prediction for prediction in found[3] if prediction is not None], whole, rtol=1e-5
+    )
     assert found[4] == [None]
 
 

@@ -24,7 +24,7 @@ from sparkdl.launch.wire.outcome import Failure
 @given(st.one_of(st.integers(0, 100), st.just(FOR_DRIVER)), st.text())
 def test_every_line_of_a_marked_text_has_the_mark_and_is_otherwise_the_same(mark, text):
     lines = [split_mark(line) for line in mark_lines(mark, text).split("\n")]
-    assert {found for found, _ in lines} == {str(mark)}
+    assert {shown for shown, _ in lines} == {str(mark)}
     assert [line for _, line in lines] == (text.splitlines() or [""])
 
 
@@ -98,7 +98,7 @@ def test_a_stand_in_shows_type_and_text_of_an_error_that_cannot_be_unpacked():
         del sys.modules["nowhere"]
     error = unpack_error(packed)
     assert str(error.__cause__) == "NowhereError: text"
-    assert [type(each) for each in (error, error.__cause__, error.__cause__.__cause__)] == [
+    assert [type(cause) for cause in (error, error.__cause__, error.__cause__.__cause__)] == [
         TrainingError,
         StandInError,
         KeyError,

@@ -105,7 +105,7 @@ def wait_for_slots(
     Returns:
         The number of slots, free or not; None if Spark does not report it, as on most Connect servers.
     """
-    cluster = _Cluster(spark, resources)
+    cluster = _SlotCounter(spark, resources)
     wait_log = _WaitLog(wanted, timeout_s, None) if is_logged else None
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
@@ -125,7 +125,7 @@ def _require_slots(
     start_timeout_s: float | None,
     on_wait: OnWait | None,
 ) -> None:
-    cluster, began, pause = _Cluster(spark, resources), time.monotonic(), threading.Event()
+    cluster, began, pause = _SlotCounter(spark, resources), time.monotonic(), threading.Event()
     wait_log: _WaitLog | None = None
     while True:
         slots = cluster.slots()
@@ -228,7 +228,7 @@ class Executors:
         return slots + (self.num_expected - self.num_active) * per_executor >= wanted
 
 
-class _Cluster:
+class _SlotCounter:
     """Counts slots and executors of a session."""
 
     def __init__(self, spark: SparkSession, resources: ResourceProfile | None) -> None:

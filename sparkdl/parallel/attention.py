@@ -197,7 +197,7 @@ class _RingAttention(torch.autograd.Function):
         window: int | None,
     ) -> Tensor:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        ring = _Ring(group)
+        ring = _RingExchange(group)
         batch, heads, positions, size = query.shape
         # In the memory layout of torch's attention, so that the next layer joins the heads without a copy.
         accumulated = torch.promote_types(query.dtype, torch.float32)
@@ -229,7 +229,7 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         query, key, value, documents, output, logsumexp = ctx.saved_tensors
         grad_output = grad_outputs[0].contiguous()
-        ring = _Ring(ctx.group)
+        ring = _RingExchange(ctx.group)
         accumulated = torch.promote_types(query.dtype, torch.float32)
         grad_query = torch.zeros(query.shape, dtype=accumulated, device=query.device)
         block = [key, value] if documents is None else [key, value, documents.contiguous()]
@@ -277,7 +277,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _visible(
-    ring: _Ring, source: int, positions: int, is_causal: bool, window: int | None
+    ring: _RingExchange, source: int, positions: int, is_causal: bool, window: int | None
 ) -> Sequence[tuple[slice, slice, bool]]:
     """Blocks of this rank's queries and another rank's keys that attend to each other: rows, columns, is causal.
 
@@ -307,7 +307,7 @@ def _visible(
 def _mask(
     documents: Tensor | None,
     block: Sequence[Tensor],
-    ring: _Ring,
+    ring: _RingExchange,
     source: int,
     rows: slice,
     columns: slice,
@@ -365,7 +365,7 @@ def _merge(output: Tensor, logsumexp: Tensor, found: Tensor, found_lse: Tensor) 
     logsumexp.copy_(joined)
 
 
-class _Ring:
+class _RingExchange:
     """Sends tensors to the next rank of a group while tensors of the previous rank arrive."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:

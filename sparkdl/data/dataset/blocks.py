@@ -26,7 +26,7 @@ Block: TypeAlias = list[npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class _Group:
+class _ColumnGroup:
     """The columns of one array of a block, and their name in batches: one for the array, or one per column."""
 
     columns: tuple[Column, ...]
@@ -57,12 +57,12 @@ class BlockLayout:
                 scalars.setdefault(field.dtype, {})[name] = field
         shared = [group for group in scalars.values() if len(group) > 1]
         packed = {name for group in shared for name in group}
-        self._groups = [_Group(tuple(group.values()), tuple(group)) for group in shared]
+        self._groups = [_ColumnGroup(tuple(group.values()), tuple(group)) for group in shared]
         for name, field in fields.items():
             if isinstance(field, Sequence):
-                self._groups.append(_Group(_matrix(name, field), name))
+                self._groups.append(_ColumnGroup(_matrix(name, field), name))
             elif name not in packed:
-                self._groups.append(_Group((field,), name, is_matrix=False))
+                self._groups.append(_ColumnGroup((field,), name, is_matrix=False))
         places: dict[str, tuple[int, int | None]] = {}
         for index, group in enumerate(self._groups):
             if isinstance(group.names, str):

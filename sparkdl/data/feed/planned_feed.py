@@ -66,7 +66,7 @@ def parts_of_ranks(shares: Sequence[int], planned_ranks: int) -> list[list[Batch
 
 
 @dataclass(frozen=True)
-class _Division:
+class _Assignment:
     """The parts of all ranks from a step on.
 
     Attributes:
@@ -146,7 +146,7 @@ class PlannedFeed(Closing):
         check_rank(rank, world_size)
         self._rank, self._planned_ranks = int(rank), int(planned_ranks)
         parts = parts_of_ranks([1] * int(world_size), self._planned_ranks)
-        self._divisions: tuple[_Division, ...] = (_Division((0, 0), parts),)
+        self._assignments: tuple[_Assignment, ...] = (_Assignment((0, 0), parts),)
         self._feed = ParquetFeed(
             source,
             rank=parts[self._rank][0].planned_rank,
@@ -171,10 +171,10 @@ class PlannedFeed(Closing):
             epoch: number of the epoch; None for a whole epoch.
         """
         planned = self._feed.rows_in_step(step, epoch)
-        division = self._divisions[-1] if epoch is None else self._division_at(epoch, step)
+        assignment = self._assignments[-1] if epoch is None else self._assignment_at(epoch, step)
         return [
             sum(len(part.rows(planned[part.planned_rank])) for part in parts)
-            for parts in division.parts_of_ranks
+            for parts in assignment.parts_of_ranks
         ]
 
     def divide(self, shares: Sequence[int], *, epoch: int, step: int) -> None:
@@ -190,13 +190,15 @@ class PlannedFeed(Closing):
             step: number of the step, from 0, among those of :meth:`epoch`; a number that the epoch does not have stands
                 for the first step of the next epoch. If an earlier call has named a later step, it is that one.
         """
-        start = max((epoch, step), self._divisions[-1].start)
+        start = max((epoch, step), self._assignments[-1].start)
         assert start >= self._next, f"the batch of {start} is taken, the next one is that of {self._next}"
-        earlier = (division for division in self._divisions if division.start < start)
-        self._divisions = (*earlier, _Division(start, parts_of_ranks(shares, self._planned_ranks)))
+        earlier = (assignment for assignment in self._assignments if assignment.start < start)
+        self._assignments = (*earlier, _Assignment(start, parts_of_ranks(shares, self._planned_ranks)))
 
-    def _division_at(self, epoch: int, step: int) -> _Division:
-        return next(division for division in reversed(self._divisions) if division.start <= (epoch, step))
+    def _assignment_at(self, epoch: int, step: int) -> _Assignment:
+        return next(
+            assignment for assignment in reversed(self._assignments) if assignment.start <= (epoch, step)
+        )
 
     def epoch(self, epoch: int) -> Generator[Batch, None, None]:
         """Yield the batches of an epoch, or the rest of a resumed one, as :meth:`ParquetFeed.epoch` does.
@@ -206,14 +208,14 @@ class PlannedFeed(Closing):
         """
         self._next = epoch, 0
         streams: dict[int, _Stream] = {}
-        divisions: tuple[_Division, ...] = ()
+        assignments: tuple[_Assignment, ...] = ()
         with ExitStack() as resources:
             for step in range(self.steps_in(epoch)):
-                division = self._division_at(epoch, step)
-                if self._divisions is not divisions or division.start == (epoch, step):
-                    divisions = self._divisions
+                assignment = self._assignment_at(epoch, step)
+                if self._assignments is not assignments or assignment.start == (epoch, step):
+                    assignments = self._assignments
                     self._change_streams(streams, resources, epoch, step)
-                joined = [_join_parts(division.parts_of_ranks[self._rank], streams)]
+                joined = [_join_parts(assignment.parts_of_ranks[self._rank], streams)]
                 self._next = epoch, step + 1
                 yield joined.pop()  # which keeps no batch here while the next one is made
         self._next = epoch + 1, 0
@@ -223,14 +225,14 @@ class PlannedFeed(Closing):
     ) -> None:
         """Open the streams that this rank needs in this step or a later one, and close those that it does not."""
         upcoming = (
-            division
-            for division in self._divisions
-            if (epoch, step) < division.start < (epoch, self.steps_in(epoch))
+            assignment
+            for assignment in self._assignments
+            if (epoch, step) < assignment.start < (epoch, self.steps_in(epoch))
         )
         starts: dict[int, int] = {}
-        for division in (self._division_at(epoch, step), *upcoming):
-            for part in division.parts_of_ranks[self._rank]:
-                starts.setdefault(part.planned_rank, max(division.start, (epoch, step))[1])
+        for assignment in (self._assignment_at(epoch, step), *upcoming):
+            for part in assignment.parts_of_ranks[self._rank]:
+                starts.setdefault(part.planned_rank, max(assignment.start, (epoch, step))[1])
         for planned, stream in list(streams.items()):
             # One that is needed again, but not now, would have to take the batches in between.
             if starts.get(planned) not in (step, stream.start):
@@ -259,7 +261,7 @@ class PlannedFeed(Closing):
         earlier = copy(self)
         earlier._feed = self._feed.twin()
         earlier._feed.seek(epoch, max(before, 0))
-        earlier._divisions = (_Division((0, 0), self._divisions[-1].parts_of_ranks),)
+        earlier._assignments = (_Assignment((0, 0), self._assignments[-1].parts_of_ranks),)
         source = earlier if before >= 0 else earlier._feed  # a planned rank has rows in its first step
         with closing(source.epoch(epoch)) as batches:
             return max(before, 0), next(batches)

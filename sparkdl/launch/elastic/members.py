@@ -111,7 +111,7 @@ def run_members(
         offers = OfferedSlots(rendezvous, first=own, versions=spec.versions)
         if on_open is not None:
             on_open(Invitation(coordinator=coordinator.address, secret=spec.secret))
-        run = _Run(
+        run = _ElasticRun(
             make_stage,
             replace(spec, num_ranks=limits.group_size, roster=coordinator.address),
             limits,
@@ -127,7 +127,7 @@ def run_members(
             return run.values()
 
 
-class _Run(Closing):
+class _ElasticRun(Closing):
     """The members of one launch; a context manager that ends them."""
 
     def __init__(

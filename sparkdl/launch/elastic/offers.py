@@ -5,7 +5,7 @@ The driver starts members in them as in slots of its own; only their tasks run o
 process. Both ends are here: :class:`OfferedSlots` runs on the *driver*, :class:`SlotOffer` in the offering process.
 They exchange, besides the keys of a member (see :mod:`sparkdl.launch.elastic`)::
 
-    offer   post("offers", _Message)            it offers slots; a member in one has ended; it leaves; it is gone
+    offer   post("offers", _OfferMessage)       it offers slots; a member in one has ended; it leaves; it is gone
     driver  set("answers of offers/<n>", text)  why the offer is refused; empty if it is taken
     driver  post("starts/<n>", spec, slot)      start this member; without a content: the run is over
 """
@@ -105,7 +105,7 @@ class Invitation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Message(JsonMessage):
+class _OfferMessage(JsonMessage):
     """What an offering process says.
 
     Attributes:
@@ -147,13 +147,13 @@ class OfferedSlots:
         self._next = 1
         self._stages: dict[int, tuple[int, _OfferedStage]] = {}
         """Offer and stage of each member that was started in a slot and has not ended."""
-        self._offers: dict[int, _Message] = {}
+        self._offers: dict[int, _OfferMessage] = {}
         self.offer_of: dict[int, int] = {}
 
     def poll(self) -> None:
         """Take in offers, and what became of them."""
         while self._rendezvous.check([key := f"{_OFFERS}/{self._next}"]):
-            message = _Message.from_json(self._rendezvous.get(key, CONNECT_TIMEOUT_S))
+            message = _OfferMessage.from_json(self._rendezvous.get(key, CONNECT_TIMEOUT_S))
             self._rendezvous.delete(key)
             number, self._next = self._next, self._next + 1
             if message.kind == "offer":
@@ -185,7 +185,7 @@ class OfferedSlots:
         for offer in set(self.offer_of.values()):
             self._rendezvous.post(f"{_STARTS}/{offer}", b"")
 
-    def _take(self, number: int, message: _Message) -> None:
+    def _take(self, number: int, message: _OfferMessage) -> None:
         conflicts = version_conflicts(self._versions, message.versions)
         self._rendezvous.set(f"{_ANSWERS}/{number}", "; ".join(conflicts).encode())
         if not conflicts:
@@ -307,7 +307,7 @@ class SlotOffer:
                 time.sleep(_POLL_S)
 
     def _serve(self, rendezvous: Rendezvous) -> None:
-        message = _Message(
+        message = _OfferMessage(
             kind="offer",
             num_slots=self._num_slots,
             label=self._label,
@@ -315,7 +315,7 @@ class SlotOffer:
             versions=installed_versions(),
         )
         offer = rendezvous.post(_OFFERS, message.to_json())
-        rendezvous.post_if_lost(_OFFERS, _Message(kind="gone", offer=offer).to_json())
+        rendezvous.post_if_lost(_OFFERS, _OfferMessage(kind="gone", offer=offer).to_json())
         if refusal := rendezvous.get(f"{_ANSWERS}/{offer}", CONNECT_TIMEOUT_S).decode():
             raise LaunchError(
                 f"This machine has other versions than the run: {refusal}. Install the same here."
@@ -325,7 +325,7 @@ class SlotOffer:
             while (start := _take_start(rendezvous, f"{_STARTS}/{offer}/{number}")) is None:
                 self._report_ended(rendezvous)
                 if self._is_leaving and leave_by is None:
-                    rendezvous.post(_OFFERS, _Message(kind="leaving", offer=offer).to_json())
+                    rendezvous.post(_OFFERS, _OfferMessage(kind="leaving", offer=offer).to_json())
                     leave_by = Deadline(LEAVE_TIMEOUT_S)
                 if leave_by is not None and (leave_by.expired or not self._stages):
                     return
@@ -348,7 +348,7 @@ class SlotOffer:
             if not stage.running:
                 del self._stages[member]
                 error = "" if stage.error is None else f"{type(stage.error).__name__}: {stage.error}"
-                message = _Message(kind="ended", member=member, error=error)
+                message = _OfferMessage(kind="ended", member=member, error=error)
                 rendezvous.post(_OFFERS, message.to_json())
                 self._is_leaving |= self._ends_with_members
 

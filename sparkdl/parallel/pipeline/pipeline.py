@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class _Stage(PipelineStage):
+class _NotifyingStage(PipelineStage):
     """Stage that calls a function before its first microbatch."""
 
     on_first_microbatch: Callable[[], None] | None = None
@@ -38,7 +38,7 @@ class _Stage(PipelineStage):
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
 
 
-class _Trial:
+class _ShapeTrial:
     """Undoes what a trial of stages with uninitialized memory changes: buffers, gradients and random numbers.
 
     Until then nothing is verified.
@@ -142,7 +142,7 @@ class Pipeline:
         self.rank_of_last = dist.get_global_rank(group, owners[-1])
         self._device = device or torch.device("cpu")
         wrapped = [
-            _Stage(stage, number, num_stages, self._device, group=group)
+            _NotifyingStage(stage, number, num_stages, self._device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
         self._wrapped, self._is_tried = wrapped, False
@@ -195,7 +195,7 @@ class Pipeline:
         try:
             with self._tied.summed():
                 if not self._is_tried:
-                    trial = _Trial([stage.submod for stage in self._wrapped], self._verifications)
+                    trial = _ShapeTrial([stage.submod for stage in self._wrapped], self._verifications)
                     for stage in self._wrapped:
                         stage.on_first_microbatch = trial.undo
                     self._is_tried = True

@@ -68,7 +68,7 @@ def test_neither_the_secret_nor_the_drivers_variables_are_sent_to_another_machin
         RendezvousClient.connect(coordinator.address, SECRET, timeout_s=10.0) as client,
         DriverChannel(SECRET, 1, host="127.0.0.1") as channel,
     ):
-        offer = module._Message(kind="offer", num_slots=2, versions=installed_versions())
+        offer = module._OfferMessage(kind="offer", num_slots=2, versions=installed_versions())
         client.view(PREFIX).post("offers", offer.to_json())
         slots.poll()
         assert set(slots.offer_of) == {2, 3}
@@ -88,14 +88,14 @@ def test_no_member_is_started_in_an_offer_that_ended_with_its_member(
         DriverChannel(SECRET, 1, host="127.0.0.1") as channel,
     ):
         for number, ends_with_members in ((1, True), (2, False)):
-            offer = module._Message(
+            offer = module._OfferMessage(
                 kind="offer", num_slots=1, ends_with_members=ends_with_members, versions=installed_versions()
             )
             client.view(PREFIX).post("offers", offer.to_json())
             slots.poll()
             slots.start(max(slots.offer_of), replace(spec, member=number), channel)
         for member in (1, 2):
-            client.view(PREFIX).post("offers", module._Message(kind="ended", member=member).to_json())
+            client.view(PREFIX).post("offers", module._OfferMessage(kind="ended", member=member).to_json())
         slots.poll()
     assert list(slots.offer_of.values()) == [2]
 

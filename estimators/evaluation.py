@@ -19,9 +19,9 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
-from sparkdl.data.spark.columns import check_case, check_frame, quoted
+from sparkdl.data.spark.columns import check_case, check_frame, quote
 from sparkdl.data.spark.reading import reading_job
-from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.estimators.scoring.columns import value_type
 from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.predictor import has_scores
@@ -304,17 +304,17 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weigh
         probabilityCol="",
         rawPredictionCol=raw if has_raw else "",
     )
-    scored = scoring.transform(dataset.select(*map(quoted, kept)))
+    scored = scoring.transform(dataset.select(*map(quote, kept)))
     columns = []
     for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
         of_label = (lambda name, field=output.name: F.col(name)[field]) if len(outputs) > 1 else F.col
         kind = value_type(output)
         columns += [
-            _label(F.col(quoted(label)).cast(kind), output, kind).alias(f"label{index}"),
+            _label(F.col(quote(label)).cast(kind), output, kind).alias(f"label{index}"),
             of_label(prediction).alias(f"prediction{index}"),
             (_score(of_label(raw), output) if is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
         ]
-    weights = F.col(quoted(weight)).cast("double") if weight else F.lit(1).cast("bigint")
+    weights = F.col(quote(weight)).cast("double") if weight else F.lit(1).cast("bigint")
     return scored.select(*columns, weights.alias("weight"))
 
 
@@ -360,8 +360,9 @@ def _classes(
     labels = (*known, *strange)
     if complete and output.classes and not any(row[0] in output.classes for row in complete):
         raise DataError(
-            f"No row has a label that is one of the model's classes: the column holds {listed(map(repr, strange))}, "
-            f"and the classes are {listed(map(repr, known))}. Change the values of the column to those."
+            "No row has a label that is one of the model's classes: the column holds "
+            f"{list_names(map(repr, strange))}, and the classes are {list_names(map(repr, known))}. Change the values "
+            "of the column to those."
         )
     number_of = {value: number for number, value in enumerate(labels)}
     is_weighted = dict(rows.dtypes)["weight"] == "double"

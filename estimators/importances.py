@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from sparkdl.checks import check_counts, check_integer
 from sparkdl.data import ParquetFeed
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
-from sparkdl.data.spark.columns import check_case, check_frame, quoted, with_doubles
+from sparkdl.data.spark.columns import check_case, check_frame, quote, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation, is_scored
@@ -125,7 +125,7 @@ def measure_importances(
             raise missing_column_error(name, dataset.columns)
     numbers = [name for name, column in zip(features, trained, strict=True) if column.kind != "decimal"]
     rows = with_doubles(
-        dataset.select(*map(quoted, columns)), [*numbers, label, *([weight] if weight else [])]
+        dataset.select(*map(quote, columns)), [*numbers, label, *([weight] if weight else [])]
     )
     nullable = [name for name, column in zip(features, trained, strict=True) if column.takes_nulls]
     with tempfile.TemporaryDirectory(prefix="sparkdl-importances-") as folder:

@@ -19,17 +19,17 @@ from sparkdl.data.spark.columns import (
     check_frame,
     check_like,
     check_session,
-    quoted,
+    quote,
     without_decimals,
 )
-from sparkdl.errors import ParamError, ParamTypeError, listed
+from sparkdl.errors import ParamError, ParamTypeError, list_names
 from sparkdl.estimators.params.estimator import _TorchParams
 from sparkdl.estimators.params.inputs import scored_columns_of
 from sparkdl.estimators.params.table import default_values, entries_of
 from sparkdl.estimators.persistence import MODULE, SavedInFolder, read_metadata, restore, write_params
 from sparkdl.estimators.scoring.columns import check_scored_columns, of_spark
 from sparkdl.estimators.scoring.models import ScoringModels
-from sparkdl.estimators.scoring.udf import packing_of, prediction_udf, sent
+from sparkdl.estimators.scoring.udf import convert_for_python, packing_of, prediction_udf
 from sparkdl.estimators.summary import History, TrainingSummary, describe_values, html_facts
 from sparkdl.lazy import load_entry
 from sparkdl.model.predictor import with_thresholds
@@ -275,7 +275,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         number = sum(parameter.numel() for parameter in self.module.parameters())
         facts = {
             "network": f"{type(self.module).__name__}, {number:,} parameters",
-            "takes": listed(names),
+            "takes": list_names(names),
             "predicts": ", ".join(f"{output.name} ({output.kind.replace('_', ' ')})" for output in outputs),
             "adds": ", ".join(column.name for column in scored_columns_of(self)),
             **({"fit": describe_values(self.summary)} if self.history else {}),
@@ -462,7 +462,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         session = dataset.sparkSession
         scoring = self._scoring.for_session(
             session,
-            self.predictionBatchSize.checked(self),
+            self.predictionBatchSize.checked_value(self),
             threads_by_settings(session),
             shares_gpu=shares_gpus(session),
         ).predicting(self.saved.signature)
@@ -471,7 +471,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             keeps_nulls = self._saved.signature.inputs.take_nulls
             scored = predict(*(_feature(dataset, field, keeps_nulls=keeps_nulls) for field in fields))
         else:
-            scored = predict(packing.packed([field.name for field in fields]))
+            scored = predict(packing.pack([field.name for field in fields]))
         if len(columns) == 1 and of_spark(columns[0], outputs, scored) is scored:
             return dataset.withColumn(columns[0].name, scored)
         # The model runs once, for a temporary column, from which Spark takes all added columns.
@@ -487,7 +487,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     def _select_features(self, dataset: DataFrame) -> DataFrame:
         """The feature columns alone, with the types that the model accepts."""
         fields = self._feature_fields(dataset)
-        return dataset.select(*[F.col(quoted(field.name)).cast(field.dataType) for field in fields])
+        return dataset.select(*[F.col(quote(field.name)).cast(field.dataType) for field in fields])
 
     def _feature_fields(self, dataset: DataFrame) -> list[StructField]:
         """The fields of the feature columns, with the types that the model accepts."""
@@ -495,7 +495,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         if len(names) != len(expected):
             raise ParamError(
                 f"Param featuresCol names {len(names)} columns, and the model was trained on {len(expected)}: "
-                f"{listed(expected)}."
+                f"{list_names(expected)}."
             )
         check_case(dataset, names)
         available, num_columns = {field.name: field for field in dataset.schema}, Counter(dataset.columns)
@@ -526,7 +526,7 @@ def _row_by_row(dataset: DataFrame) -> DataFrame:
 
 
 def _feature(dataset: DataFrame, field: StructField, *, keeps_nulls: bool) -> Column:
-    column = dataset[quoted(field.name)]
+    column = dataset[quote(field.name)]
     if dataset.schema[field.name].dataType != field.dataType:
         column = column.cast(field.dataType)
-    return sent(column, field.dataType, keeps_nulls=keeps_nulls)
+    return convert_for_python(column, field.dataType, keeps_nulls=keeps_nulls)

@@ -317,7 +317,7 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def listed(names: Iterable[str], most: int = 10) -> str:
+def list_names(names: Iterable[str], most: int = 10) -> str:
     """Return names for an error, separated by commas: at most the first ``most``, then the number of the others."""
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""

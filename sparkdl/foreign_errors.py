@@ -26,7 +26,7 @@ from sparkdl.errors import (
     StoreAccessError,
     StoreError,
     StoreFullError,
-    listed,
+    list_names,
 )
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def needing(
         SparkdlError: of that class, in place of an ``ImportError``.
     """
     return errors_as(
-        kind, f"{what} needs {listed(packages)}", how_to_install(extra, *packages), of=ImportError
+        kind, f"{what} needs {list_names(packages)}", how_to_install(extra, *packages), of=ImportError
     )
 
 

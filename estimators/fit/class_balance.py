@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sparkdl import data
 from sparkdl.data.dataset.row_choice import RepeatedRows
-from sparkdl.errors import ParamError, listed
+from sparkdl.errors import ParamError, list_names
 from sparkdl.model.losses import prediction_kind
 
 if TYPE_CHECKING:
@@ -141,14 +141,14 @@ def _given_weights(given: Any, classes: _Classes) -> tuple[float, ...]:
         unknown = [label for label in given if label not in names]
         if unknown:
             raise ParamError(
-                f"Param classWeights names {listed(map(repr, unknown))}, and the classes are "
-                f"{listed(map(repr, names))}."
+                f"Param classWeights names {list_names(map(repr, unknown))}, and the classes are "
+                f"{list_names(map(repr, names))}."
             ).about("classWeights")
         return tuple(float(given.get(name, 1.0)) for name in names)
     if len(given) != len(names):
         raise ParamError(
             f"Param classWeights has {len(given)} weights, and there are {len(names)} classes: "
-            f"{listed(map(repr, names))}. Give a weight for each, in this order."
+            f"{list_names(map(repr, names))}. Give a weight for each, in this order."
         ).about("classWeights")
     return tuple(map(float, given))
 

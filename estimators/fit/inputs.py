@@ -29,7 +29,7 @@ from sparkdl.errors import (
     SerializationError,
     StoreError,
     did_you_mean,
-    listed,
+    list_names,
 )
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
@@ -409,7 +409,7 @@ def _with_planner(
             return False
         return True
 
-    inputs = spec.inputs.tensors(spec.inputs.prepared(row), torch.device("cpu"))
+    inputs = spec.inputs.tensors(spec.inputs.prepare_batch(row), torch.device("cpu"))
     with check_of("parallelism"):
         planner = load_entry("Param parallelism with the value 'auto'").make_planner(
             spec.model,
@@ -597,7 +597,9 @@ def check_columns(
             if num_columns[name] > 1:
                 problems[f"several {name}"] = str(ambiguous_column_error(name, num_columns[name]))
     if problems:
-        raise DataError(" ".join([*problems.values(), f"The DataFrame's columns are: {listed(available)}."]))
+        raise DataError(
+            " ".join([*problems.values(), f"The DataFrame's columns are: {list_names(available)}."])
+        )
 
 
 def _about_missing(params: Params, param: Param[Any], names: Sequence[str], available: Sequence[str]) -> str:
@@ -606,7 +608,7 @@ def _about_missing(params: Params, param: Param[Any], names: Sequence[str], avai
     similar = [did_you_mean(name, available, show=repr) for name in names[:_MOST_HINTS]]
     return " ".join(
         [
-            f"Param {param.name} {verb} {listed(map(repr, names))}{default}, and the DataFrame has no such "
+            f"Param {param.name} {verb} {list_names(map(repr, names))}{default}, and the DataFrame has no such "
             f"column{'s' * (len(names) > 1)}.",
             *filter(None, similar),
         ]

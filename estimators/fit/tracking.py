@@ -18,7 +18,7 @@ import numpy as np
 
 from sparkdl import __version__
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.errors import count_of, listed
+from sparkdl.errors import count_of, list_names
 from sparkdl.estimators.fit.checkpoints import run_key_of
 from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.estimators.scoring.columns import value_type
@@ -220,7 +220,7 @@ def _description(params: _TorchEstimatorParams, network: nn.Module, dataset: Par
     return (
         f"**{name}** of sparkdl trains `{type(network).__name__}` with {number:,} parameters on "
         f"{dataset.num_rows:,} rows, by {count_of(ranks, 'rank')}"
-        f"{f', to predict {labels} from {listed(features)}' if labels else ''}.\n\n"
+        f"{f', to predict {labels} from {list_names(features)}' if labels else ''}.\n\n"
         "Metrics under `system/` are about the course of the fit: times, rates, communication and load. "
         "`reports/history.json` has all epochs, `reports/communication.txt` what the ranks exchanged."
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import optim
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler
 
-from sparkdl.errors import ParamError, did_you_mean, listed
+from sparkdl.errors import ParamError, did_you_mean, list_names
 from sparkdl.model.losses import LOSSES_BY_NAME
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _look_up(param: str, name: str, known: dict[str, Any]) -> Any:
     """
     if name not in known:
         hint = did_you_mean(name, known, show=repr)
-        names = listed(sorted(known), most=20)
+        names = list_names(sorted(known), most=20)
         text = f"Param {param} is {name!r}. By name there are {names}; or give a function (in a job file MODULE:NAME)."
         raise ParamError(f"{text} {hint}".rstrip())
     return known[name]

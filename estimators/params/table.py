@@ -88,7 +88,7 @@ class Entry(Param[V]):
         """Whether the Param holds a Python object, such as a module or a function, without conversion."""
         return self.typeConverter is TypeConverters.identity
 
-    def reworded(self, doc: str, *, more: str = "") -> Self:
+    def reword(self, doc: str, *, more: str = "") -> Self:
         """Return a copy with another text, for a class in which the Param takes other values or means more or less."""
         made = copy(self)
         made.doc, made.more = doc, more
@@ -98,7 +98,7 @@ class Entry(Param[V]):
         """Return the name of the getter or the setter."""
         return f"{verb}{self.name[0].upper()}{self.name[1:]}"
 
-    def checked(self, instance: Params) -> V:
+    def checked_value(self, instance: Params) -> V:
         """Return the value for an instance, after the check.
 
         Raises:
@@ -210,7 +210,7 @@ def check_entries(params: Params) -> None:
     for entry in entries_of(params):
         if params.isDefined(entry):
             with check_of(entry.name):
-                entry.checked(params)
+                entry.checked_value(params)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pyspark.ml.regression import RegressionModel
 
 from sparkdl.data.dataset.arrow import IMAGE_FIELDS
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.fit.split import split_rows
 from sparkdl.estimators.params.inputs import HasFeatureColumns
@@ -37,7 +37,7 @@ from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimat
 from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import rectangular_array
 from sparkdl.model.named_metrics import OF_CLASSES
-from sparkdl.model.predictor import Answer, Predictor, called
+from sparkdl.model.predictor import Answer, Predictor, to_label_values
 from sparkdl.networks.tabular import TabularInputs
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def answer_row(saved: SavedModel, value: Any, answer: Answer) -> Any:
     (output,) = saved.signature.outputs
     (answers,) = Predictor(saved, batch_size=1).answer(row, (answer,)).values()
     if answer == "prediction":
-        value = called(answers[answer], output)[0]
+        value = to_label_values(answers[answer], output)[0]
         return value.item() if output.classes is None else value
     return Vectors.dense(answers[answer][0])
 
@@ -175,7 +175,7 @@ def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
     named = value.asDict() if isinstance(value, Row) and hasattr(value, "__fields__") else value
     if len(columns) > 1:
         if not isinstance(named, Mapping):
-            names = listed(column.name for column in columns)
+            names = list_names(column.name for column in columns)
             raise DataError(
                 f"The model takes several columns: give a dict of {names}, or a Row that has them, not "
                 f"{type(value).__name__}."
@@ -207,13 +207,13 @@ def _one(value: Any, column: Column) -> npt.NDArray[Any]:
 
 def _time(value: Any, column: Column) -> npt.NDArray[Any]:
     """Return a date or a timestamp as an array of one row; Spark's rows have instants in the zone of this machine."""
-    from sparkdl.model.served_columns import as_trained  # with pandas, which other rows do without
+    from sparkdl.model.served_columns import to_column_dtype  # with pandas, which other rows do without
 
     if isinstance(value, np.datetime64) and column.kind == "timestamp":
         value = int(value.astype("datetime64[us]").astype(np.int64))
     elif isinstance(value, datetime) and column.is_utc and value.tzinfo is None:
         value = value.astimezone()
-    return as_trained([value], column)
+    return to_column_dtype([value], column)
 
 
 def _missing(column: Column) -> npt.NDArray[Any]:
@@ -228,11 +228,11 @@ def _object(value: Any, column: Column) -> Any:
         return _pixels(value, column)
     if column.kind == "string":
         if not isinstance(value, str):
-            raise _not_taken(value, column, "a string")
+            raise _wrong_value_error(value, column, "a string")
         return value
     if not isinstance(value, bytes | bytearray | memoryview):
         remedy = " Give what is in the file, not its path." if isinstance(value, str) else ""
-        raise _not_taken(value, column, "bytes", remedy)
+        raise _wrong_value_error(value, column, "bytes", remedy)
     return bytes(value)  # Spark returns bytes as a bytearray
 
 
@@ -242,7 +242,7 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
     try:
         row = rectangular_array(value.toArray() if hasattr(value, "toArray") else value)
     except ValueError as error:  # arrays inside arrays that differ in length
-        raise _not_taken(value, column, wanted, f" {error}") from error
+        raise _wrong_value_error(value, column, wanted, f" {error}") from error
     if (
         element == "number"
         and row.dtype == object
@@ -250,7 +250,7 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
     ):
         row = row.astype(np.float64)
     if element == "number" and row.dtype.kind not in "biuf":
-        raise _not_taken(value, column, wanted)
+        raise _wrong_value_error(value, column, wanted)
     return row
 
 
@@ -264,10 +264,10 @@ def _pixels(value: Any, column: Column) -> npt.NDArray[np.uint8]:
     except (TypeError, KeyError, ValueError) as error:  # a Row raises ValueError for a missing field
         is_row = isinstance(value, Mapping) or hasattr(value, "__fields__")
         reason = f" {type(error).__name__}: {error}" if is_row else ""
-        raise _not_taken(value, column, _IMAGE, reason) from error
+        raise _wrong_value_error(value, column, _IMAGE, reason) from error
 
 
-def _not_taken(value: Any, column: Column, wanted: str, more: str = "") -> DataError:
+def _wrong_value_error(value: Any, column: Column, wanted: str, more: str = "") -> DataError:
     return DataError(
         f"Column {column.name!r} takes {wanted}, as the model was trained on, not {type(value).__name__}.{more}"
     )

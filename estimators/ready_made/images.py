@@ -360,7 +360,7 @@ class ImageClassifier(
     :class:`TorchClassificationModel`. An image that cannot be decoded is an error.
     """
 
-    featuresCol = HasFeatureColumns.featuresCol.reworded("column of images")
+    featuresCol = HasFeatureColumns.featuresCol.reword("column of images")
     _model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
 

@@ -23,7 +23,7 @@ from pyspark.ml.param import Param
 from torch import nn
 
 from sparkdl.data import Column
-from sparkdl.data.spark.columns import check_frame, check_session, quoted
+from sparkdl.data.spark.columns import check_frame, check_session, quote
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import TrialRun, check_rows_to_fit, fit_on_rows, with_param_maps
@@ -64,7 +64,7 @@ from sparkdl.estimators.torch_model import TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
-from sparkdl.networks.adapters import merged
+from sparkdl.networks.adapters import merge_into_weights
 from sparkdl.networks.decoder import DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import (
@@ -349,11 +349,11 @@ class LanguageModel(
     the number of packed rows.
     """
 
-    featuresCol = HasFeatureColumns.featuresCol.reworded(
+    featuresCol = HasFeatureColumns.featuresCol.reword(
         "column of strings, or of arrays of integers that are the tokens of texts"
     )
     learningRate = RATE_WITH_PRETRAINED
-    seed = HasTraining.seed.reworded(
+    seed = HasTraining.seed.reword(
         "seed of the initial weights, the order of rows, and the draws of continuations",
         more="With the same seed, a fit on CPU repeats to the bit.",
     )
@@ -538,7 +538,7 @@ class LanguageModel(
         network = saved.module
         assert isinstance(network, LanguageNetwork), "what was trained"
         made = text_model(
-            merged(network.decoder),
+            merge_into_weights(network.decoder),
             tokenizer,
             column=self.getFeaturesCols()[0],
             answer=self.getOutput(),
@@ -601,7 +601,7 @@ class LanguageModel(
             texts = [
                 row[0]
                 for rows, part in samples
-                for row in rows.select(quoted(name)).limit(math.ceil(part * _SAMPLE_TEXTS)).collect()
+                for row in rows.select(quote(name)).limit(math.ceil(part * _SAMPLE_TEXTS)).collect()
             ]
         if not texts:
             raise DataError(f"There are no texts in column {name!r}.")

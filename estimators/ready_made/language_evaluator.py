@@ -11,7 +11,7 @@ from pyspark.ml.param.shared import HasPredictionCol
 from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
 
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.data.spark.columns import quoted, stored_type
+from sparkdl.data.spark.columns import quote, stored_type
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError
 
@@ -53,7 +53,7 @@ class PerplexityEvaluator(Evaluator, HasPredictionCol, DefaultParamsReadable[Any
                 f"Column {name!r} holds {dataset.schema[name].dataType.simpleString()}, and the perplexity is computed "
                 'from log-likelihoods. Set output="logLikelihood" in the LanguageModel or its model.'
             )
-        column = F.col(quoted(name))
+        column = F.col(quote(name))
         sums = dataset.agg(F.sum(column[0]).alias("sum"), F.sum(column[1]).alias("count"))
         with reading_job(dataset.sparkSession, "computing the perplexity"):
             row = sums.collect()[0]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparkdl.data.blend.rows import CORPUS_COLUMNS, blended, plan_shares
+from sparkdl.data.blend.rows import CORPUS_COLUMNS, blend_corpora, plan_shares
 from sparkdl.data.dataset.dataset import missing_column_error
-from sparkdl.data.spark.columns import quoted, stored_type
+from sparkdl.data.spark.columns import quote, stored_type
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError
 from sparkdl.estimators.fit.split import RowCounts
@@ -23,7 +23,7 @@ from sparkdl.networks.language import (
     TokenNumbers,
     Tokens,
     check_tokens,
-    framed,
+    frame_tokens,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def holds_tokens(dataset: DataFrame, name: str) -> bool:
 def first_text(dataset: DataFrame, name: str) -> dict[str, list[Any]]:
     """Return the beginning of the first text or token array of a column, as an input of the model: one row by name."""
     with reading_job(dataset.sparkSession, "reading the input example", columns=[name]):
-        row = dataset.select(quoted(name)).first()
+        row = dataset.select(quote(name)).first()
     return {} if row is None else {name: [row[0][:_EXAMPLE_LENGTH]]}
 
 
@@ -146,7 +146,7 @@ class Blend:
             )
         total = sum(self.weights.values())
         return [
-            (dataset.filter(F.col(quoted(self.column)) == name), weight / total)
+            (dataset.filter(F.col(quote(self.column)) == name), weight / total)
             for name, weight in self.weights.items()
         ]
 
@@ -201,7 +201,7 @@ def blend_rows(
             for row in packer.finish():
                 yield batch_of(corpus, row)
 
-    columns = [F.col(quoted(texts.column)), F.col(quoted(blend.column)), F.spark_partition_id()]
+    columns = [F.col(quote(texts.column)), F.col(quote(blend.column)), F.spark_partition_id()]
     rows = dataset.select(*(column.alias(f"c{index}") for index, column in enumerate(columns)))
     # Persisted, so that the rows that are drawn are the rows that were counted.
     kept = rows.mapInArrow(pack, f"{PACKED_TYPE}, {CORPUS_COLUMNS}").persist(StorageLevel.DISK_ONLY)
@@ -220,7 +220,7 @@ def blend_rows(
             seed=blend.seed,
         )
         num_bytes = 24 * length * sum(share.num_drawn for share in shares)
-        yield blended(
+        yield blend_corpora(
             kept,
             shares,
             counts,
@@ -243,7 +243,7 @@ def pack_rows(
                 yield from map(_batch, packer.add(tokens))
         yield from map(_batch, packer.finish())
 
-    return dataset.select(quoted(texts.column)).mapInArrow(pack, PACKED_TYPE)
+    return dataset.select(quote(texts.column)).mapInArrow(pack, PACKED_TYPE)
 
 
 PLANNED_TEXTS = 2_000
@@ -296,11 +296,12 @@ def _rows_of_corpus(
     def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             sizes = [
-                len(framed(tokens, tokenizer.before, tokenizer.end)) for tokens in texts(batch.column(0))
+                len(frame_tokens(tokens, tokenizer.before, tokenizer.end))
+                for tokens in texts(batch.column(0))
             ]
             yield pa.RecordBatch.from_pydict({"texts": [len(sizes)], "tokens": [sum(sizes)]})
 
-    first = dataset.select(quoted(texts.column)).limit(PLANNED_TEXTS)
+    first = dataset.select(quote(texts.column)).limit(PLANNED_TEXTS)
     with reading_job(dataset.sparkSession, "counting texts"):
         num_texts = dataset.count()
         lengths = first.mapInArrow(measure, "texts long, tokens long").collect()

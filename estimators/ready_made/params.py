@@ -88,7 +88,7 @@ PRETRAINED_LEARNING_RATE = 5e-5
 With the learning rate of new weights, a pretrained model loses what it has learned.
 """
 
-RATE_WITH_PRETRAINED = HasAdamW.learningRate.reworded(
+RATE_WITH_PRETRAINED = HasAdamW.learningRate.reword(
     HasAdamW.learningRate.doc, more=f"With a pretrained model, the default is {PRETRAINED_LEARNING_RATE:.5f}."
 )
 
@@ -151,13 +151,13 @@ class _ReadyMadeClassifierParams(HasScoredColumns, HasLabels, _ReadyMadeParams):
         more="The labels are whole numbers from 0, as in Spark ML, or strings, booleans or other integers. The "
         "predictions have the values of the labels.",
     )
-    labels = HasLabels.labels.reworded(
+    labels = HasLabels.labels.reword(
         "list of the class labels in the order of the model's outputs; default: the labels found in the rows, in "
         "ascending order",
         more="With this Param, the rows may lack a class, as in a fold of ``CrossValidator``, and need not be read to "
         "find the classes.",
     )
-    probabilityCol = HasScoredColumns.probabilityCol.reworded(
+    probabilityCol = HasScoredColumns.probabilityCol.reword(
         HasScoredColumns.probabilityCol.doc,
         more="The classes are in ascending order, or in the order of ``labels``.",
     )

@@ -19,7 +19,7 @@ from torch import nn
 
 from sparkdl.data import ParquetFeed
 from sparkdl.data.spark.columns import faults_error
-from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.params.base import OneOf, to_integers, to_strings
 from sparkdl.estimators.params.estimator import ClassArguments, SharedArguments
@@ -33,7 +33,13 @@ from sparkdl.estimators.ready_made.estimator import (
 from sparkdl.estimators.ready_made.params import _ReadyMadeClassifierParams, _ReadyMadeParams, describe_kind
 from sparkdl.estimators.torch_estimator import M
 from sparkdl.networks.standardization import Moments, StandardizedMSELoss
-from sparkdl.networks.tabular import TabularInputs, TabularNetwork, is_missing_category, joined, origin_of
+from sparkdl.networks.tabular import (
+    TabularInputs,
+    TabularNetwork,
+    find_offset,
+    is_missing_category,
+    join_columns,
+)
 from sparkdl.random_state import seeded
 
 if TYPE_CHECKING:
@@ -77,8 +83,8 @@ def learn_table(
     unknown = [name for name in categorical if name not in features]
     if unknown:
         raise ParamError(
-            f"Param categoricalCols names {listed(unknown)}, which featuresCol does not. The feature columns are: "
-            f"{listed(features)}."
+            f"Param categoricalCols names {list_names(unknown)}, which featuresCol does not. The feature columns are: "
+            f"{list_names(features)}."
         )
     columns = [dataset.column(name) for name in features]
     faults = [fault for column in columns if (fault := fault_of(column, categorical))]
@@ -105,13 +111,13 @@ def learn_table(
     ) as feed:
         for batch in feed.epoch(0):
             if not scales.num_rows:
-                first = {name: origin_of(batch[name]) for name in numeric}
+                first = {name: find_offset(batch[name]) for name in numeric}
                 origins = tuple((name, origin) for name, origin in first.items() if origin)
                 inputs = replace(inputs, origins=origins)
             if numeric or inputs.times:
                 scales.add(_finite(inputs.numbers(batch), numeric, batch, is_feature=True, allow_nan=imputes))
             if label is not None:
-                labels = joined(batch, (label,), {})
+                labels = join_columns(batch, (label,), {})
                 label_scale.add(_finite(labels, (label,), batch, is_feature=False))
             for name, categories in categories_of.items():
                 is_missing = is_missing_category(batch[name])
@@ -181,7 +187,7 @@ def _finite(
     elif is_feature:
         remedy = "Fill them with pyspark.ml.feature.Imputer, set handleInvalid to 'impute', or leave those rows out."
     raise DataError(
-        f"Columns of numbers hold {held}, or what is too large for float32: {listed(map(repr, bad))}. {remedy}"
+        f"Columns of numbers hold {held}, or what is too large for float32: {list_names(map(repr, bad))}. {remedy}"
     )
 
 
@@ -224,7 +230,7 @@ class HasTable(HasHandleInvalid):
 class _TableEstimator(ReadyMadeEstimator[M], HasTable):
     """Base of both estimators for tables."""
 
-    featuresCol = HasFeatureColumns.featuresCol.reworded(
+    featuresCol = HasFeatureColumns.featuresCol.reword(
         "column of numbers or vectors, or list of columns of numbers, vectors, strings, dates and timestamps"
     )
     _vector_dtype = "float64"  # vectors are standardized before they are rounded to the layers' float32
@@ -341,7 +347,7 @@ class TorchRegressor(_TableEstimator[TorchRegressionModel], Regressor[TorchRegre
     returns a :class:`TorchRegressionModel`.
     """
 
-    labelCol = _ReadyMadeParams.labelCol.reworded("column of numbers")
+    labelCol = _ReadyMadeParams.labelCol.reword("column of numbers")
     _model_class = TorchRegressionModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"metrics": ["rmse", "r2"]}
     _label_kinds = ("number",)

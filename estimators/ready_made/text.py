@@ -42,7 +42,7 @@ from sparkdl.networks.text import (
     TextNetwork,
     Tokenizer,
     WordTokenizer,
-    checked_texts,
+    check_texts,
     words_of,
 )
 from sparkdl.random_state import seeded
@@ -167,7 +167,7 @@ def texts_with_words(
         row_filter=training,
     ) as feed:
         for batch in feed.epoch(0):
-            for text in checked_texts(batch[column], column):
+            for text in check_texts(batch[column], column):
                 counts.update(set(words_of(text)))
     return counts
 
@@ -234,7 +234,7 @@ class TextClassifier(
     It returns a :class:`TorchClassificationModel`.
     """
 
-    featuresCol = HasFeatureColumns.featuresCol.reworded("column of strings")
+    featuresCol = HasFeatureColumns.featuresCol.reword("column of strings")
     learningRate = RATE_WITH_PRETRAINED
     _model_class = TorchClassificationModel
     _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.columns import quote
 from sparkdl.errors import ParamError
-from sparkdl.model.predictor import called, has_probabilities, has_scores
+from sparkdl.model.predictor import has_probabilities, has_scores, to_label_values
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -51,7 +51,7 @@ PREDICTION = (ScoredColumn(name="prediction"),)
 """Only the column of predictions."""
 
 
-def answering(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
+def outputs_for(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
     """Return the outputs of a model that a column contains: scores and probabilities exist only for classes."""
     has_answer = {"probability": has_probabilities, "rawPrediction": has_scores}.get(column.answer)
     return tuple(output for output in outputs if has_answer is None or has_answer(output))
@@ -67,7 +67,7 @@ def check_scored_columns(columns: Sequence[ScoredColumn], outputs: Sequence[Mode
         if column.answer == "prediction":
             for output in outputs:
                 _check_type(column, output)
-        elif not answering(column, outputs):
+        elif not outputs_for(column, outputs):
             predicted = ", ".join(
                 f"the output for label column {output.name!r} predicts {_describe_output(output)}"
                 for output in outputs
@@ -113,7 +113,7 @@ def result_type(columns: Sequence[ScoredColumn], outputs: Sequence[ModelOutput])
     """
     types = [
         _struct(
-            [(output.name, _type_of(column, output)) for output in answering(column, outputs)], len(outputs)
+            [(output.name, _type_of(column, output)) for output in outputs_for(column, outputs)], len(outputs)
         )
         for column in columns
     ]
@@ -125,7 +125,7 @@ def _struct(fields: Sequence[tuple[str, str]], most: int) -> str:
     """Return the struct type of the fields, or the type of the only field if ``most`` is 1."""
     if most == 1:
         return fields[0][1]
-    return f"struct<{', '.join(f'{quoted(name)}: {kind}' for name, kind in fields)}>"
+    return f"struct<{', '.join(f'{quote(name)}: {kind}' for name, kind in fields)}>"
 
 
 def _type_of(column: ScoredColumn, output: ModelOutput) -> str:
@@ -169,7 +169,7 @@ def to_arrow(
         column.answer: together(
             {
                 output.name: _values(column, output, answers[output.name][column.answer], absent)
-                for output in answering(column, outputs)
+                for output in outputs_for(column, outputs)
             },
             len(outputs),
         )
@@ -190,7 +190,7 @@ def _values(
         return _spread_tokens(answers, absent)
     if column.type in ("auto", "array"):
         is_list = column.type == "array" or bool(output.shape)
-        return _spread(called(answers, output), absent, is_list=is_list)
+        return _spread(to_label_values(answers, output), absent, is_list=is_list)
     numbers = _as_numbers(answers, output)
     if column.type == "long":
         return _spread(numbers.astype(np.int64), absent, is_list=False)
@@ -201,7 +201,7 @@ def _as_numbers(predictions: npt.NDArray[np.float64], output: ModelOutput) -> np
     """Return the numbers of the classes if labels are strings, else the labels as numbers."""
     if output.classes is None or isinstance(output.classes[0], str):
         return predictions
-    return called(predictions, output).astype(np.float64)
+    return to_label_values(predictions, output).astype(np.float64)
 
 
 def _spread(values: npt.NDArray[Any], absent: npt.NDArray[np.bool_] | None, *, is_list: bool) -> pa.Array:
@@ -235,7 +235,7 @@ def of_spark(column: ScoredColumn, outputs: Sequence[ModelOutput], scored: Colum
         return _vector(scored)
     from pyspark.sql import functions as F
 
-    names = [output.name for output in answering(column, outputs)]
+    names = [output.name for output in outputs_for(column, outputs)]
     fields = F.struct(*[_vector(scored.getField(name)).alias(name) for name in names])
     return F.when(scored.isNotNull(), fields)
 

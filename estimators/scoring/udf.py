@@ -48,9 +48,9 @@ from torch import nn
 from sparkdl.cores import thread_variables, threads_of_task
 from sparkdl.data import Column
 from sparkdl.data.dataset.arrow import describe_type, is_list, to_numpy
-from sparkdl.data.spark.columns import is_encoded, is_vector, quoted
+from sparkdl.data.spark.columns import is_encoded, is_vector, quote
 from sparkdl.errors import DataError
-from sparkdl.estimators.scoring.columns import PREDICTION, ScoredColumn, answering, result_type, to_arrow
+from sparkdl.estimators.scoring.columns import PREDICTION, ScoredColumn, outputs_for, result_type, to_arrow
 from sparkdl.model.architecture import join_module
 from sparkdl.model.inputs import MATRIX
 from sparkdl.model.predictor import Predictor
@@ -89,7 +89,7 @@ def udf_on_pandas(
         returned: Spark type of the predictions.
         features: types of the feature columns by name, as they are sent.
         packing: how the feature columns are packed into one column; None if they are not.
-        keeps_nulls: whether the model takes the nulls that :func:`sent` leaves.
+        keeps_nulls: whether the model takes the nulls that :func:`convert_for_python` leaves.
     """
     from pyspark.sql.pandas.functions import pandas_udf
     from pyspark.sql.pandas.types import to_arrow_type
@@ -104,7 +104,7 @@ def udf_on_pandas(
 
     udf = make_udf(score, f"array<{returned}>" if is_struct else returned).asNondeterministic()
 
-    def scored(*columns: SparkColumn) -> SparkColumn:
+    def predict(*columns: SparkColumn) -> SparkColumn:
         if packing is not None:
             (packed,) = columns
             flag = F.when(F.exists(packed, lambda number: number.isNull()), _ABSENT).otherwise(_PRESENT)
@@ -126,7 +126,7 @@ def udf_on_pandas(
         column = udf(*filled, flag)
         return F.get(column, F.lit(0)) if is_struct else column
 
-    return scored
+    return predict
 
 
 _PRESENT, _ABSENT = -1, -2
@@ -216,13 +216,13 @@ class Packing:
     element: str
     keeps_nulls: bool = False
 
-    def packed(self, names: Sequence[str]) -> SparkColumn:
+    def pack(self, names: Sequence[str]) -> SparkColumn:
         """Return one column of arrays that holds the named columns.
 
         It is built as one SQL expression: with Column objects, ten thousand columns would take more than a hundred
         thousand calls to the JVM.
         """
-        casts = [f"cast({quoted(name)} as {self.element})" for name in names]
+        casts = [f"cast({quote(name)} as {self.element})" for name in names]
         if self.keeps_nulls:
             casts = [f"coalesce({cast}, {self.element}('NaN'))" for cast in casts]
         return F.expr(f"array({', '.join(casts)})")
@@ -234,7 +234,7 @@ class Packing:
         zero = F.lit(0).cast(self.element)
         return F.transform(packed, lambda number: F.coalesce(number, zero))
 
-    def unpacked(
+    def unpack(
         self, packed: pa.Array, inputs: ModelInputs
     ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_] | None]:
         """Return the feature columns of the rows without a null, and a mask of the rows with a null.
@@ -276,7 +276,7 @@ def packing_of(types: Sequence[DataType], inputs: ModelInputs) -> Packing | None
     return Packing(types[0].simpleString()) if all(type_ == types[0] for type_ in types) else None
 
 
-def sent(column: SparkColumn, type_: DataType, *, keeps_nulls: bool = False) -> SparkColumn:
+def convert_for_python(column: SparkColumn, type_: DataType, *, keeps_nulls: bool = False) -> SparkColumn:
     """Return a feature column as it goes to Python: vectors as arrays, images of Hugging Face's files as bytes.
 
     Instants go as microseconds in UTC: as timestamps, pandas functions would get them as clock times of the session's
@@ -290,7 +290,7 @@ def sent(column: SparkColumn, type_: DataType, *, keeps_nulls: bool = False) -> 
         return column.getField("bytes")
     if isinstance(type_, ArrayType) and sent_type(type_, keeps_nulls=keeps_nulls) != type_:
         element = type_.elementType
-        return F.transform(column, lambda item: sent(item, element, keeps_nulls=keeps_nulls))
+        return F.transform(column, lambda item: convert_for_python(item, element, keeps_nulls=keeps_nulls))
     if keeps_nulls and isinstance(type_, NumericType | BooleanType):
         return F.coalesce(column.cast("double"), F.lit(float("nan")))
     if isinstance(type_, TimestampType):
@@ -303,7 +303,7 @@ _NOT_A_TIME = -(2**63)
 
 
 def sent_type(type_: DataType, *, keeps_nulls: bool = False) -> DataType:
-    """Return the type of a column that :func:`sent` returns."""
+    """Return the type of a column that :func:`convert_for_python` returns."""
     if is_vector(type_):
         return ArrayType(DoubleType(), containsNull=False)
     if isinstance(type_, ArrayType):
@@ -362,7 +362,7 @@ def prediction_udf(
     """Return a Spark UDF that computes the wanted columns from the feature columns; see :func:`result_type`.
 
     With a ``packing`` the UDF takes the one column into which it packs the feature columns; otherwise it takes them as
-    :func:`sent` returns them. ``types`` are the types of the feature columns in the DataFrame.
+    :func:`convert_for_python` returns them. ``types`` are the types of the feature columns in the DataFrame.
 
     The UDF is marked as nondeterministic because Spark would otherwise compute it again for a filter on its result, and
     for each field that is taken from a struct.
@@ -407,7 +407,7 @@ def score_columns(
     predictor = load_predictor(model)
     for columns in batches:
         if packing is not None:
-            features, absent = packing.unpacked(columns[0], predictor.signature.inputs)
+            features, absent = packing.unpack(columns[0], predictor.signature.inputs)
             yield score_features(predictor, features, absent, wanted)
         else:
             yield score_batch(predictor, columns, wanted)
@@ -488,7 +488,7 @@ def score_features(
     """
     outputs = predictor.signature.outputs
     of_each = {
-        output.name: [column.answer for column in wanted if output in answering(column, outputs)]
+        output.name: [column.answer for column in wanted if output in outputs_for(column, outputs)]
         for output in outputs
     }
     answers, without = predictor.answer_complete(features, of_each)

@@ -226,7 +226,7 @@ def make_rows(
     return rows
 
 
-def _moved(row: Row) -> str:
+def _show_moved_bytes(row: Row) -> str:
     moved = row["bytes_moved_per_rank"]
     return "" if moved is None else f"{moved / row['bytes']:.3g} S"
 
@@ -235,7 +235,7 @@ COLUMNS: Columns = (
     *MEASURED,
     ("GB/s", lambda row: f"{row['algorithm_bandwidth_bytes_per_s'] / 1e9:.3g}"),
     ("bus GB/s", lambda row: f"{row['bus_bandwidth_bytes_per_s'] / 1e9:.3g}"),
-    ("moved", _moved),
+    ("moved", _show_moved_bytes),
     ("% of copy", lambda row: f"{row['percent_of_copy']:.3g}"),
     *multiples_of(OURS),
 )

@@ -64,13 +64,13 @@ class Part(ABC):
         self.value = value
         self.save()
 
-    def committed(self) -> Any:
+    def saved_state(self) -> Any:
         """The remembered state, to store in a file; the part itself unless a subclass overrides this."""
         return self.value
 
-    def set_committed(self, committed: Any) -> None:
-        """Remember a state that :meth:`committed` returned, and set the part to it."""
-        self.set_value(committed)
+    def set_saved_state(self, state: Any) -> None:
+        """Remember a state that :meth:`saved_state` returned, and set the part to it."""
+        self.set_value(state)
 
 
 class StateDictPart(Part):
@@ -99,13 +99,13 @@ class StateDictPart(Part):
             state._metadata = getattr(self.value.state_dict(), "_metadata", None)
         self.value.load_state_dict(state)
 
-    def committed(self) -> Any:
+    def saved_state(self) -> Any:
         """See :class:`Part`."""
         return self._saved
 
-    def set_committed(self, committed: Any) -> None:
+    def set_saved_state(self, state: Any) -> None:
         """See :class:`Part`."""
-        self._saved = committed
+        self._saved = state
         self.restore()
 
 

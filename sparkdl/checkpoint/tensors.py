@@ -43,7 +43,7 @@ from sparkdl.checkpoint.held import HeldCheckpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import agree
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.errors import CheckpointError, ParamError, SparkdlError, listed
+from sparkdl.errors import CheckpointError, ParamError, SparkdlError, list_names
 from sparkdl.foreign_errors import store_error
 from sparkdl.model.weights_file import can_be_written, read_header, read_rows
 
@@ -250,7 +250,7 @@ class TrainingTensors:
         """
         _check_same_model(checkpoint, call_on_all_ranks(self._describe, group))
         if missing := sorted(self._others.keys() - checkpoint.manifest.tensors.keys()):
-            raise CheckpointError(f"The checkpoint {checkpoint.url} lacks {listed(missing, 5)}.")
+            raise CheckpointError(f"The checkpoint {checkpoint.url} lacks {list_names(missing, 5)}.")
 
     def check_optimizer(self, values: Mapping[str, Any], url: str) -> None:
         """Check that the values of a checkpoint have the state of such an optimizer.
@@ -382,12 +382,12 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
     }
     problems = []
     if missing := sorted(here.keys() - there.keys()):
-        problems.append(f"it lacks {listed(missing, 5)}")
+        problems.append(f"it lacks {list_names(missing, 5)}")
     if superfluous := sorted(there.keys() - here.keys()):
-        problems.append(f"it has {listed(superfluous, 5)}, which the model does not have")
+        problems.append(f"it has {list_names(superfluous, 5)}, which the model does not have")
     if others := [name for name in here if name in there and here[name] != there[name]]:
         pairs = [f"{name} ({there[name]} there, {here[name]} here)" for name in others]
-        problems.append(f"tensors differ: {listed(pairs, 5)}")
+        problems.append(f"tensors differ: {list_names(pairs, 5)}")
     if problems:
         raise CheckpointError(
             f"The checkpoint {url} is of another model: {'; '.join(problems)}. Nothing was loaded. Build the model as "
@@ -404,7 +404,7 @@ def _check_same_model(checkpoint: Checkpoint | HeldCheckpoint, described: Sequen
         if differ:
             raise CheckpointError(
                 f"The optimizer in the checkpoint {url} has other parameters, or other groups of them: "
-                f"{listed(differ, 5)}. Nothing was loaded. Make the optimizer as it was."
+                f"{list_names(differ, 5)}. Nothing was loaded. Make the optimizer as it was."
             )
 
 

@@ -147,7 +147,7 @@ class TrainingState:
             self._num_commits = before._num_commits
             for name, part in before._parts.items():
                 if name in self._parts:
-                    self._parts[name].set_committed(part.committed())
+                    self._parts[name].set_saved_state(part.saved_state())
                     object.__setattr__(self, name, self._parts[name].value)
             self._saved_state = {
                 name: before._saved_state.get(name, value) for name, value in self._saved_state.items()
@@ -202,7 +202,7 @@ class TrainingState:
     def _sync_part(self, part: Part) -> None:
         part.save()
         if not part.is_sharded:
-            part.set_committed(self._ranks.broadcast(part.committed()))
+            part.set_saved_state(self._ranks.broadcast(part.saved_state()))
 
     def commit(self) -> None:
         """Remember the state as it is now, and store it where restarted ranks find it.
@@ -233,7 +233,7 @@ class TrainingState:
             training[name] = state.values
         content: dict[str, Any] = {"buffers": self._plain_buffers(sharded)}
         if rank == 0:
-            parts = {name: part.committed() for name, part in self._parts.items() if not part.has_tensors}
+            parts = {name: part.saved_state() for name, part in self._parts.items() if not part.has_tensors}
             content |= {"training": training, "parts": parts, "objects": self._saved_state}
         values = {
             kind: {name: check_values(value, f"the state's {name}") for name, value in entries.items()}
@@ -293,7 +293,7 @@ class TrainingState:
             if part.has_tensors:
                 part.save()
             elif name in content["parts"]:
-                part.set_committed(content["parts"][name])
+                part.set_saved_state(content["parts"][name])
                 object.__setattr__(self, name, part.value)
         self._saved_state = content["objects"]
         self._set_values()

@@ -85,7 +85,7 @@ class PendingMessage:
         """Set the sender of a message from any rank."""
         self.peer = self.handle.source = peer
 
-    def matched(self) -> None:
+    def note_match(self) -> None:
         """Note that the other end has made its call as well."""
         self._timing.all_here()
         self._end_wait()

@@ -130,7 +130,7 @@ def _after_job(options: argparse.Namespace) -> argparse.Namespace:
     return parsed
 
 
-def submitted() -> int:
+def run_submitted() -> int:
     """Run ``sparkdl_job.py``: train, or predict after ``--predict``, in the Spark session of spark-submit."""
     parser = argparse.ArgumentParser(prog="sparkdl_job.py")
     predicts = "--predict" in sys.argv[1:2]

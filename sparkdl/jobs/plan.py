@@ -16,7 +16,7 @@ from sparkdl.cores import threads_of_local_rank, usable_cores
 from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.feed.shards import rows_per_rank, steps_per_epoch
 from sparkdl.data.files.threads import READ_AHEAD_BYTES
-from sparkdl.data.spark.columns import check_types, is_vector, quoted
+from sparkdl.data.spark.columns import check_types, is_vector, quote
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import lasting_key
 from sparkdl.errors import DataError, JobFileError, count_of
@@ -72,7 +72,7 @@ def open_rows(source: DataSource, spark: SparkSession) -> DataFrame:
 def key_of_rows(source: DataSource, frame: DataFrame, columns: Sequence[str]) -> str | None:
     """Return a checksum of rows that is valid in all Spark applications; None if Spark cannot identify them."""
     values = [source.value] if isinstance(source.value, str) else list(source.value)
-    key = lasting_key(frame.select(*map(quoted, columns)), [source.kind, *values])
+    key = lasting_key(frame.select(*map(quote, columns)), [source.kind, *values])
     return None if key is None else f"#{key}"
 
 
@@ -94,7 +94,7 @@ def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) 
     if indicator is not None:
         if frame.schema[indicator].dataType.typeName() != "boolean":
             raise DataError(f"Column {indicator!r} must be of booleans, as it marks rows for validation.")
-        counts.append(F.count_if(F.col(quoted(indicator))))
+        counts.append(F.count_if(F.col(quote(indicator))))
     with reading_job(frame.sparkSession, "counting rows"):
         (row,) = frame.agg(*counts).collect()
     if not row[0]:
@@ -111,9 +111,7 @@ def _bytes_per_row(frame: DataFrame, columns: Sequence[str]) -> float:
     from pyspark.sql import functions as F
 
     plain = [
-        vector_to_array(F.col(quoted(name)))
-        if is_vector(frame.schema[name].dataType)
-        else F.col(quoted(name))
+        vector_to_array(F.col(quote(name))) if is_vector(frame.schema[name].dataType) else F.col(quote(name))
         for name in columns
     ]
     # Renamed to numbers, as mapInArrow of classic Spark fails on dots in names.

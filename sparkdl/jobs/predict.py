@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.cores import usable_cores
 from sparkdl.data.files.filesystems import absolute_url, open_location
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.columns import quote
 from sparkdl.data.spark.reading import reading_job
-from sparkdl.errors import DataError, JobFileError, ParamError, listed
+from sparkdl.errors import DataError, JobFileError, ParamError, list_names
 from sparkdl.foreign_errors import store_errors
 from sparkdl.jobs.imports import code_files, importable, ship
 from sparkdl.jobs.output import JobOutput
@@ -79,12 +79,14 @@ def _set_params(job: PredictionJob, model: Any) -> None:
 def _predict(job: PredictionJob, model: Any, rows: DataFrame) -> DataFrame:
     missing = [name for name in job.columns if name not in rows.columns]
     if missing:
-        raise DataError(f"predict.columns names {missing[0]!r}, and the rows have {listed(rows.columns)}.")
+        raise DataError(
+            f"predict.columns names {missing[0]!r}, and the rows have {list_names(rows.columns)}."
+        )
     predicted: DataFrame = model.transform(rows)
     if not job.columns:
         return predicted
     added = [name for name in predicted.columns if name not in rows.columns]
-    return predicted.select(*[quoted(name) for name in (*job.columns, *added)])
+    return predicted.select(*[quote(name) for name in (*job.columns, *added)])
 
 
 def _refuse_existing_folder(job: PredictionJob) -> None:

@@ -18,7 +18,7 @@ from sparkdl.data.blend.row_stream import RowStream
 from sparkdl.data.feed.feed import ParquetFeed
 from sparkdl.data.feed.planned_feed import Batch, join_batches, num_rows, slice_batch
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.spark.columns import check_frame, is_vector, quoted
+from sparkdl.data.spark.columns import check_frame, is_vector, quote
 from sparkdl.data.spark.materialization import ROW_GROUP_BYTES, obtain_dataset
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import Store
@@ -322,7 +322,7 @@ def _with_precision(df: DataFrame, dtype: str) -> DataFrame:
     wanted = "float" if dtype == "float32" else "double"
     columns = []
     for field in df.schema.fields:
-        column, cast = F.col(quoted(field.name)), _cast_type(field.dataType, wanted)
+        column, cast = F.col(quote(field.name)), _cast_type(field.dataType, wanted)
         columns.append(column if cast is None else column.cast(cast).alias(field.name))
     return df.select(*columns)
 

@@ -119,7 +119,7 @@ class _Outputs(nn.Module):
 
 
 def _tensors(inputs: ModelInputs, rows: Arrays, indices: Sequence[int]) -> tuple[Tensor, ...]:
-    arrays = inputs.prepared({name: values[list(indices)] for name, values in rows.items()})
+    arrays = inputs.prepare_batch({name: values[list(indices)] for name, values in rows.items()})
     return tuple(inputs.tensors(arrays, torch.device("cpu")).values())
 
 

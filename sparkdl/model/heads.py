@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.inputs import dtype_named, to_tensor
+from sparkdl.model.inputs import find_dtype, to_tensor
 from sparkdl.model.losses import LossFunction
 
 NO_LABEL = "prediction"
@@ -40,7 +40,7 @@ class LabelColumn:
     shape: tuple[int, ...] = ()
     classes: tuple[Any, ...] | None = None
 
-    def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def encode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the labels of a batch as numbers.
 
         Raises:
@@ -56,7 +56,7 @@ class LabelColumn:
         Raises:
             DataError: if a label is not one of the classes, such as 0.7 where the loss takes 0 and 1.
         """
-        labels = self.encoded(values)
+        labels = self.encode(values)
         self.check_classes(labels)
         return labels.astype(np.int64)
 
@@ -75,7 +75,7 @@ class LabelColumn:
 
     def tensor(self, batch: Mapping[str, Any], device: torch.device) -> Tensor:
         """Return the labels of a prepared batch as they enter the loss."""
-        return to_tensor(batch[self.name], dtype_named(self.dtype), device)
+        return to_tensor(batch[self.name], find_dtype(self.dtype), device)
 
 
 def class_numbers(values: npt.NDArray[Any], classes: Sequence[Any], name: str) -> npt.NDArray[np.int64]:
@@ -121,13 +121,13 @@ class Head:
         """Return the head with the class weights of validation rows."""
         return replace(self, class_weights=self.validation_class_weights or self.class_weights)
 
-    def encoded(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def encode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the labels of a batch as numbers.
 
         Raises:
             DataError: if a label is not one of the classes.
         """
-        labels = self.label.encoded(values)
+        labels = self.label.encode(values)
         if self.class_weights is not None:
             self.label.check_classes(labels)
         return labels

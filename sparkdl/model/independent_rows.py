@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sparkdl.errors import DataError, ParamError
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.heads import Head, outputs_of_rows
-from sparkdl.model.inputs import Arrays, ModelInputs, dtype_named
+from sparkdl.model.inputs import Arrays, ModelInputs, find_dtype
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def check_rows_are_independent(
     # In double precision, rounding differs far less than outputs that depend on a row. Not every model has one.
     with suppress(Exception):
         doubles = {
-            column.name: torch.float64 if "float" in column.dtype else dtype_named(column.dtype)
+            column.name: torch.float64 if "float" in column.dtype else find_dtype(column.dtype)
             for column in inputs.inputs
         }
         wide = copy.deepcopy(model).double()
@@ -115,7 +115,7 @@ def _outputs_of(
         f"The model {type(model).__name__} takes the first row, and fails on {len(indices)} of the first rows"
     )
     with errors_as(DataError, what):
-        arrays = inputs.prepared({name: values[indices] for name, values in rows.items()})
+        arrays = inputs.prepare_batch({name: values[indices] for name, values in rows.items()})
         returned = inputs.apply(model, arrays, torch.device("cpu"))
     return outputs_of_rows(returned, heads, len(indices))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.data import Column
-from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.foreign_errors import errors_as
 
 
@@ -73,7 +73,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(name: str) -> torch.dtype:
+def find_dtype(name: str) -> torch.dtype:
     """Return ``torch.float32`` for ``"float32"``."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -149,7 +149,7 @@ class ModelInputs:
         inputs = tuple(ModelInput(name=name, dtype=dtype_name(dtype)) for name, dtype in dtypes.items())
         return replace(self, inputs=inputs)
 
-    def prepared(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def prepare_batch(self, batch: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Return a batch's inputs by name as arrays of numbers.
 
         Args:
@@ -169,7 +169,9 @@ class ModelInputs:
             return {name: self._as_numbers(name, values) for name, values in columns.items()}
         num_rows = len(next(iter(columns.values())))
         # A DataError of a ready-made estimator names the row and what is wrong with it.
-        with errors_as(DataError, f"Param prepareFeatures failed on {num_rows} rows of {listed(columns)}"):
+        with errors_as(
+            DataError, f"Param prepareFeatures failed on {num_rows} rows of {list_names(columns)}"
+        ):
             made = self.prepare(dict(columns))
         if not isinstance(made, Mapping):
             made = {self.columns[0].name: made}
@@ -182,7 +184,7 @@ class ModelInputs:
     def tensors(self, arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
         """Return prepared inputs, arrays or tensors, as the tensors that a module takes."""
         return {
-            entry.name: to_features(arrays[entry.name], dtype_named(entry.dtype), device)
+            entry.name: to_features(arrays[entry.name], find_dtype(entry.dtype), device)
             for entry in self.inputs
         }
 
@@ -207,7 +209,7 @@ class ModelInputs:
 
 def _check_column(batch: Arrays, column: Column) -> npt.NDArray[Any]:
     if column.name not in batch:
-        raise DataError(f"There is no column {column.name!r}. The columns are: {listed(batch)}.")
+        raise DataError(f"There is no column {column.name!r}. The columns are: {list_names(batch)}.")
     values = batch[column.name]
     if column.kind != "ragged" and values.shape[1:] != column.shape:
         raise DataError(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparkdl.errors import DataError, ParamError, SparkdlError, listed
+from sparkdl.errors import DataError, ParamError, SparkdlError, list_names
 from sparkdl.model.heads import NO_LABEL, first_output, output_of_each
 from sparkdl.model.inputs import MATRIX, dtype_name
 
@@ -120,7 +120,7 @@ class Predictor:
         """
         answers = self.answer(columns, ("prediction",))
         return {
-            output.name: called(answers[output.name]["prediction"], output)
+            output.name: to_label_values(answers[output.name]["prediction"], output)
             for output in self.signature.outputs
         }
 
@@ -219,7 +219,7 @@ class Predictor:
                 if (has_value & rows).any():
                     found_rows.append(f"column {name!r} holds {what} in {int((has_value & rows).sum())}")
         why = (
-            f"Of these rows {listed(found_rows)}. Fill those values, or leave the rows out."
+            f"Of these rows {list_names(found_rows)}. Fill those values, or leave the rows out."
             if found_rows
             else "Their features are finite numbers: either these are far from what the model was trained on, or its "
             "weights are of no use. Look at the losses of its fit."
@@ -235,7 +235,7 @@ class Predictor:
         except (SparkdlError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            shown = listed(f"{name} {_describe(tensor)}" for name, tensor in tensors.items())
+            shown = list_names(f"{name} {_describe(tensor)}" for name, tensor in tensors.items())
             raise DataError(
                 f"The model failed with {type(error).__name__}: {str(error).rstrip('.')}. It was given {shown}. "
                 "Look for rows that are unlike those it was trained on."
@@ -249,7 +249,9 @@ class Predictor:
         # add much to the cost of the module.
         step = max(1, _ROWS_AT_ONCE // size) * size if inputs.are_numbers else size
         for start in range(0, num_rows, step):
-            arrays = inputs.prepared({name: values[start : start + step] for name, values in columns.items()})
+            arrays = inputs.prepare_batch(
+                {name: values[start : start + step] for name, values in columns.items()}
+            )
             tensors = inputs.tensors(arrays, self._device)
             if not inputs.are_numbers:  # the results of a user's function may not be splittable by rows
                 yield tensors
@@ -335,7 +337,7 @@ def _together(
     return np.empty((0, *output.shape) if answer == "prediction" else (0, num_classes))
 
 
-def called(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
+def to_label_values(predictions: npt.NDArray[np.float64], output: ModelOutput) -> npt.NDArray[Any]:
     """Return predictions as values of the label column; numbers as doubles, as Spark ML's evaluators need them."""
     if output.classes is None:
         return predictions

@@ -29,7 +29,7 @@ class _MissingValueError(Exception):
     """A row holds a missing value that the column cannot have."""
 
 
-def as_trained(values: Any, column: Column, *, allow_nan: bool = False) -> npt.NDArray[Any]:
+def to_column_dtype(values: Any, column: Column, *, allow_nan: bool = False) -> npt.NDArray[Any]:
     """Return rows as an array of shape ``(rows, *column.shape)`` in the dtype of the column.
 
     Args:
@@ -45,17 +45,17 @@ def as_trained(values: Any, column: Column, *, allow_nan: bool = False) -> npt.N
         return _with_missing(values, column)
     allow_nan = allow_nan and _is_floating(column)
     try:
-        return _as_trained(values, column, allow_nan)
+        return _to_column_dtype(values, column, allow_nan)
     except _MissingValueError:
         raise _missing_values(values, column, allow_nan) from None
 
 
 def _with_missing(values: Any, column: Column) -> npt.NDArray[Any]:
-    """Return rows as for :func:`as_trained`, with NaN, NaT or None for missing values and in missing rows."""
+    """Return rows as for :func:`to_column_dtype`, with NaN, NaT or None for missing values and in missing rows."""
     rows = list(values)
     present = [index for index, row in enumerate(rows) if not _is_null(row)]
     shown = replace(column, takes_nulls=False)
-    given = _as_trained([rows[index] for index in present], shown, allow_nan=column.kind == "number")
+    given = _to_column_dtype([rows[index] for index in present], shown, allow_nan=column.kind == "number")
     missing = {"f": np.nan, "M": "NaT"}.get(given.dtype.kind)
     whole = np.full((len(rows), *column.shape), missing, given.dtype)
     whole[present] = given
@@ -67,7 +67,7 @@ def _is_floating(column: Column) -> bool:
     return kind == "number" and np.dtype(dtype).kind == "f"
 
 
-def _as_trained(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
+def _to_column_dtype(values: Any, column: Column, allow_nan: bool) -> npt.NDArray[Any]:
     if column.kind == "ragged":
         return _objects(
             [_to_ragged(row, column.lengths, column, index, allow_nan) for index, row in enumerate(values)]

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from sparkdl.errors import DataError, ParamError, listed
-from sparkdl.model.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor, called, has_probabilities
+from sparkdl.errors import DataError, ParamError, list_names
+from sparkdl.model.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor, has_probabilities, to_label_values
 from sparkdl.model.saved_model import SavedModel
-from sparkdl.model.served_columns import as_trained
+from sparkdl.model.served_columns import to_column_dtype
 
 if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
@@ -106,14 +106,14 @@ class PyfuncModel:
         for column in columns:
             if column.name not in frame.columns:
                 raise DataError(
-                    f"There is no column {column.name!r}. The columns are: {listed(map(str, frame.columns))}."
+                    f"There is no column {column.name!r}. The columns are: {list_names(map(str, frame.columns))}."
                 )
         wanted: dict[str, tuple[Answer, ...]] = {
             output.name: ("prediction", "probability") if probability else ("prediction",)
             for output, (_, probability) in zip(outputs, names, strict=True)
         }
         rows = {
-            column.name: as_trained(frame[column.name], column, allow_nan=bool(allow_nan))
+            column.name: to_column_dtype(frame[column.name], column, allow_nan=bool(allow_nan))
             for column in columns
         }
         answer = predictor.answer(rows, wanted)
@@ -121,7 +121,7 @@ class PyfuncModel:
             _check_finite(answer[output.name]["prediction"], output)
         answers: dict[str, npt.NDArray[Any]] = {}
         for output, (prediction, probability) in zip(outputs, names, strict=True):
-            answers[prediction] = called(answer[output.name]["prediction"], output)
+            answers[prediction] = to_label_values(answer[output.name]["prediction"], output)
             if probability is not None:
                 answers[probability] = answer[output.name]["probability"]
         if output_name:
@@ -149,20 +149,20 @@ class PyfuncModel:
         for what, fields in (("takes", columns), ("gives", outputs)):
             if len(fields) > 1:
                 raise DataError(
-                    f"The model {what} {len(fields)} columns, {listed(field.name for field in fields)}: give a "
-                    f"DataFrame with {listed(column.name for column in columns)} instead of an array."
+                    f"The model {what} {len(fields)} columns, {list_names(field.name for field in fields)}: give a "
+                    f"DataFrame with {list_names(column.name for column in columns)} instead of an array."
                 )
         (column,) = columns
         wanted: tuple[Answer, ...] = ("prediction",)
         if output_name == "probability":
             wanted = ("prediction", "probability")
-        answers = predictor.answer({column.name: as_trained(rows, column, allow_nan=allow_nan)}, wanted)
+        answers = predictor.answer({column.name: to_column_dtype(rows, column, allow_nan=allow_nan)}, wanted)
         (output,) = outputs
         predictions = answers[output.name]["prediction"]
         _check_finite(predictions, output)
         if output_name == "probability":
             return answers[output.name]["probability"]
-        return called(predictions, output)
+        return to_label_values(predictions, output)
 
 
 def _check_finite(predictions: npt.NDArray[np.float64], output: ModelOutput) -> None:

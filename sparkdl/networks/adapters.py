@@ -71,10 +71,10 @@ def merge_adapters(network: nn.Module) -> None:
     """Replace adapted parts of a network by parts with the adapters merged into their weights."""
     for name, part in list(network.named_children()):
         if hasattr(part, "merge_and_unload"):
-            setattr(network, name, merged(part))
+            setattr(network, name, merge_into_weights(part))
 
 
-def merged(decoder: Any) -> nn.Module:
+def merge_into_weights(decoder: Any) -> nn.Module:
     """Return the decoder with its adapters merged into its weights.
 
     The merged weights are written to files one after the other and mapped from them. Thus weights that were mapped from

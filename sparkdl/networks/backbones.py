@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError, did_you_mean, listed
+from sparkdl.errors import ParamError, did_you_mean, list_names
 from sparkdl.foreign_errors import errors_as, how_to_install
 
 _WRAPPED = ("state_dict", "model_state_dict", "model")
@@ -107,7 +107,7 @@ def load_fitting(module: nn.Module, weights: Mapping[str, Tensor], *, num_output
     spare = [name for name in weights if name not in tensors]
     if missing or spare:
         differences = [
-            f"{what}: {listed(names, 3)}"
+            f"{what}: {list_names(names, 3)}"
             for what, names in (("missing or of another shape", missing), ("left over", spare))
             if names
         ]

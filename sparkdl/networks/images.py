@@ -62,10 +62,10 @@ class ResidualNetwork(nn.Module):
         super().__init__()
         width = stage_widths[0]
         self.stem = _stem(num_channels, width, is_large=min(size) >= _LARGE)
-        blocks: list[_Block] = []
+        blocks: list[_ResidualBlock] = []
         for stage, stage_width in enumerate(stage_widths):
             for number in range(blocks_per_stage):
-                blocks.append(_Block(width, stage_width, stride=2 if stage and not number else 1))
+                blocks.append(_ResidualBlock(width, stage_width, stride=2 if stage and not number else 1))
                 width = stage_width
         self.blocks = nn.Sequential(*blocks)
         self.dropout = nn.Dropout(dropout)
@@ -83,7 +83,7 @@ class ResidualNetwork(nn.Module):
         return outputs
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self, num_inputs: int, num_outputs: int, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(num_inputs, num_outputs, 3, stride=stride, padding=1, bias=False)
@@ -207,7 +207,7 @@ def in_colours(pixels: npt.NDArray[np.uint8], *, where: str) -> npt.NDArray[np.u
     return pixels[..., 2::-1]
 
 
-def brought_to(images: npt.NDArray[Any], size: tuple[int, int], mode: str = "crop") -> npt.NDArray[Any]:
+def resize_images(images: npt.NDArray[Any], size: tuple[int, int], mode: str = "crop") -> npt.NDArray[Any]:
     """Resize images ``(..., channels, height, width)``, in their dtype.
 
     By linear interpolation, with antialiasing where images shrink.
@@ -270,7 +270,7 @@ class ImageInputs:
         kind: content of the column: ``"binary"`` for encoded images, ``"image"`` for images of Spark's image source,
             ``"number"`` for arrays.
         size: height and width of the result.
-        resize_mode: how images of another size are resized, see :func:`brought_to`.
+        resize_mode: how images of another size are resized, see :func:`resize_images`.
         shape: shape of each array: height and width, optionally with the channels after or before them; ``()`` for
             images that are not arrays.
         has_channels_first: whether the channels of arrays come before height and width.
@@ -308,7 +308,7 @@ class ImageInputs:
             return self._of_arrays(rows)
         images = np.empty((len(rows), 3, *self.size), np.uint8)
         for index, pixels in enumerate(self._pixels(rows)):
-            images[index] = brought_to(pixels.transpose(2, 0, 1), self.size, self.resize_mode)
+            images[index] = resize_images(pixels.transpose(2, 0, 1), self.size, self.resize_mode)
         return images
 
     def sizes(self, columns: Mapping[str, npt.NDArray[Any]]) -> list[tuple[int, int]]:
@@ -344,7 +344,7 @@ class ImageInputs:
             images = images[:, None]
         elif not self.has_channels_first:
             images = images.transpose(0, 3, 1, 2)
-        return np.ascontiguousarray(brought_to(images, self.size, self.resize_mode))
+        return np.ascontiguousarray(resize_images(images, self.size, self.resize_mode))
 
     def _where(self, index: int) -> str:
         return f"column {self.column!r}, row {index} of its batch,"

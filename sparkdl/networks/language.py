@@ -27,7 +27,7 @@ from sparkdl.networks.decoder import Decoder
 from sparkdl.networks.folder_tokens import TextEncoder
 from sparkdl.networks.generation import Generation, continue_texts, last_tokens
 from sparkdl.networks.logits import logits_of
-from sparkdl.networks.text import checked_texts
+from sparkdl.networks.text import check_texts
 
 END = "<|end|>"
 """The token after a text, in a learned tokenizer."""
@@ -177,7 +177,7 @@ LanguageTokenizer: TypeAlias = LearnedTokenizer | FolderTokenizer
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
-def framed(tokens: Tokens, before: tuple[int, ...], end: int | None) -> Tokens:
+def frame_tokens(tokens: Tokens, before: tuple[int, ...], end: int | None) -> Tokens:
     """Return the tokens of a text with those before every text and the end, unless it begins or ends with them."""
     if before and tuple(tokens[: len(before)]) != before:
         tokens = np.concatenate([before, np.asarray(tokens, np.int64)])
@@ -204,7 +204,7 @@ class TextPacker:
 
     def add(self, text: Tokens) -> Iterator[Row]:
         """Add the tokens of a text, and yield the rows that are complete."""
-        self._packer.add([framed(text, self._before, self._end)])
+        self._packer.add([frame_tokens(text, self._before, self._end)])
         while (batch := self._packer.pop()) is not None:
             yield _row(batch)
 
@@ -353,13 +353,13 @@ class PromptInputs:
         before, after = self.tokenizer.before, () if self.from_end else self.tokenizer.after
         return [
             [*before, *self.tokenizer.encode(text), *after] or [self.tokenizer.end]
-            for text in checked_texts(rows, self.column)
+            for text in check_texts(rows, self.column)
         ]
 
     def _of_array(self, row: Any) -> Tokens:
         tokens = np.asarray(row, np.int64) if len(row) else np.empty(0, np.int64)
         check_tokens(tokens, self.num_tokens, self.column)
-        text = framed(tokens, self.tokenizer.before, None)
+        text = frame_tokens(tokens, self.tokenizer.before, None)
         if len(text):
             return text
         if self.tokenizer.end is None:

@@ -22,11 +22,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import ParamError, listed
+from sparkdl.errors import ParamError, list_names
 from sparkdl.foreign_errors import errors_as, how_to_install, needing
 from sparkdl.model.architecture import evaluating
 from sparkdl.networks.folder_tokens import TextEncoder
-from sparkdl.networks.text import checked_texts
+from sparkdl.networks.text import check_texts
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
 _NO_LIMIT = 1 << 20
@@ -64,7 +64,7 @@ class PretrainedTextInputs:
         Raises:
             DataError: if a row does not hold a text.
         """
-        texts = self._encoder.encode(checked_texts(columns[self.column], self.column))
+        texts = self._encoder.encode(check_texts(columns[self.column], self.column))
         template, tokenizer = self._encoder.template, self.tokenizer
         before, after = len(template.before), len(template.after)
         room = max(self.max_length - before - after, 0)
@@ -365,9 +365,9 @@ def _check_tokens(tokenizer: Any, model: Any, folder: str) -> None:
     highest = max(numbers, default=0)
     if isinstance(embedding, nn.Embedding) and highest >= embedding.num_embeddings:
         raise ParamError(
-            f"Param pretrained is {folder!r}, whose tokenizer numbers tokens up to {highest}, and whose model knows "
-            f"{embedding.num_embeddings} of them, from 0. Take the tokenizer that belongs to the model, or call "
-            "model.resize_token_embeddings(len(tokenizer)) and save it again."
+            f"Param pretrained is {folder!r}. Its tokenizer gives token numbers up to {highest}, and its model has "
+            f"embeddings for 0 to {embedding.num_embeddings - 1}. Take the tokenizer that belongs to the model, or "
+            "call model.resize_token_embeddings(len(tokenizer)) and save it again."
         )
 
 
@@ -378,8 +378,8 @@ def _check_loaded(model: Any, loading: Mapping[str, Any], folder: str) -> None:
     lacking = [name for name in names_lacking(loading) if name.startswith(body) and ".pooler." not in name]
     if lacking:
         raise ParamError(
-            f"Param pretrained is {folder!r}, whose weights are not those of the model in its config.json: "
-            f"missing or of another shape are {listed(lacking, 3)}. Save it again with model.save_pretrained(folder)."
+            f"Param pretrained is {folder!r}, whose weights are not those of the model in its config.json: missing or "
+            f"of another shape are {list_names(lacking, 3)}. Save it again with model.save_pretrained(folder)."
         )
 
 

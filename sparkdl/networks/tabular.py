@@ -149,7 +149,7 @@ class TabularInputs:
     def numbers(self, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float64]:
         """Return the numbers of the rows, ``(rows, numbers)``: those of the columns, then the parts of the times."""
         parts = [time_parts(np.asarray(columns[name])) for name in self.times]
-        numeric = [joined(columns, self.numeric, dict(self.origins))] if self.numeric else []
+        numeric = [join_columns(columns, self.numeric, dict(self.origins))] if self.numeric else []
         return np.concatenate([*numeric, *parts], axis=1)
 
 
@@ -192,7 +192,7 @@ def time_parts(times: npt.NDArray[np.datetime64]) -> npt.NDArray[np.float64]:
     return parts
 
 
-def joined(
+def join_columns(
     columns: Mapping[str, npt.NDArray[Any]], names: tuple[str, ...], origins: Mapping[str, int]
 ) -> npt.NDArray[np.float64]:
     """Return columns of numbers side by side as ``(rows, numbers)``, without their origins; arrays are flattened."""
@@ -204,7 +204,7 @@ _LARGE = 1 << 53
 """Up to this, float64 has all whole numbers."""
 
 
-def origin_of(values: npt.NDArray[Any]) -> int:
+def find_offset(values: npt.NDArray[Any]) -> int:
     """Return the whole number that is to be subtracted from a column: its first one if that is too large, else 0."""
     first = int(values.flat[0]) if values.dtype.kind in "iu" and values.size else 0
     return first if abs(first) > _LARGE else 0

@@ -64,7 +64,7 @@ class WordTokenizer:
 
     def encode(self, text: str, max_length: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the first ``max_length`` words of a text."""
-        words = itertools.islice(_word().finditer(_written_alike(text)), max_length)
+        words = itertools.islice(_word().finditer(_normalize(text)), max_length)
         return np.array([self._numbers.get(word.group(), _UNKNOWN) for word in words], np.int64)
 
     @cached_property
@@ -86,10 +86,10 @@ def words_of(text: str) -> list[str]:
     Hindi; or any other character that is not a space, with the marks on it. In a script without spaces between words, a
     run may contain several words. A letter and its accent may be one character or two.
     """
-    return _word().findall(_written_alike(text))
+    return _word().findall(_normalize(text))
 
 
-def _written_alike(text: str) -> str:
+def _normalize(text: str) -> str:
     return unicodedata.normalize("NFC", text).lower()
 
 
@@ -222,7 +222,7 @@ class TextInputs:
         """
         texts = [
             self.tokenizer.encode(text, self.max_length)
-            for text in checked_texts(columns[self.column], self.column)
+            for text in check_texts(columns[self.column], self.column)
         ]
         longest = max((len(text) for text in texts), default=0)
         tokens = np.full((len(texts), 1 + longest), PADDING, np.int64)
@@ -232,7 +232,7 @@ class TextInputs:
         return {TOKENS: tokens}
 
 
-def checked_texts(rows: npt.NDArray[Any], column: str) -> list[str]:
+def check_texts(rows: npt.NDArray[Any], column: str) -> list[str]:
     """Return the rows of a column as a list of texts.
 
     Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import ParamError, listed
+from sparkdl.errors import ParamError, list_names
 from sparkdl.foreign_errors import errors_as, needing
 from sparkdl.networks.backbones import (
     is_of_library,
@@ -275,5 +275,5 @@ def _check_trained(loading: Mapping[str, Any], source: Source, *, is_embedding: 
         fit = "ImageClassifier" if source.task == IMAGES else "TextClassifier(pretrained=folder)"
         raise ParamError(
             f"Param pretrained is {source.name!r}, whose model was not trained for {source.task}: it has no weights "
-            f"for {listed(lacking, 3)}. Choose another task, or fit a {fit}."
+            f"for {list_names(lacking, 3)}. Choose another task, or fit a {fit}."
         )

@@ -53,7 +53,7 @@ def sum_gradient(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def sum_of_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum a tensor over the ranks, in place; each rank has the whole gradient."""
-    return apply(_Sum, tensor, group)
+    return apply(_SumOfRanks, tensor, group)
 
 
 def split(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
@@ -66,12 +66,12 @@ def gather(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     return apply(Paired, tensor, _gather_parts, _part, group, dim)
 
 
-def gather_summed(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+def gather_and_reduce_gradient(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """The parts of all ranks, joined along a dimension; each rank has a share of the gradient; the sum is scattered."""
     return apply(Paired, tensor, _gather_parts, _scatter_sum, group, dim)
 
 
-def sum_scattered(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
+def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
     """This rank's part, along a dimension, of the sum over the ranks; gradients are gathered."""
     return apply(Paired, tensor, _scatter_sum, _gather_parts, group, dim)
 
@@ -97,7 +97,7 @@ class Paired(torch.autograd.Function):
         return ctx.of_gradient(gradients[0], *ctx.others), *[None] * (2 + len(ctx.others))
 
 
-class _Sum(torch.autograd.Function):
+class _SumOfRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.mark_dirty(tensor)

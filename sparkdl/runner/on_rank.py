@@ -49,12 +49,12 @@ def see_gpus_of_host(context: RankContext) -> None:
         timeout_s=context.communicator.timeout_s,
     )
     topology = context.topology
-    visible = joined([json.loads(gathered[rank]) for rank in topology.local_ranks])
+    visible = join_visible_gpus([json.loads(gathered[rank]) for rank in topology.local_ranks])
     if visible is not None:
         os.environ[_VISIBLE] = visible
 
 
-def joined(visible: Sequence[str]) -> str | None:
+def join_visible_gpus(visible: Sequence[str]) -> str | None:
     """Join the visible GPUs of the ranks of a host, by local rank; None if they should not be changed.
 
     They should not be changed if a rank has no GPU, if ranks share GPUs, or if a rank has several GPUs: the local rank

@@ -56,7 +56,7 @@ def most_batches_ahead(device: torch.device, *, ahead: bool = True) -> int:
     return _MAX_BATCHES_AHEAD + 1 if device.type == "cuda" and ahead else 0
 
 
-def copied_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:
+def copy_ahead(copies: Generator[Copy, None, None], max_bytes: int = _AHEAD_BYTES) -> ReadAhead[Copy]:
     """Copy batches in a separate thread: as many ahead as fit into ``max_bytes``, at least one."""
     return ReadAhead(
         copies,
@@ -71,7 +71,7 @@ def _on_gpu(
     device: torch.device, batches: Generator[Arrays, None, None], ahead: bool
 ) -> Generator[Batch, None, None]:
     copies = _copies(device, torch.cuda.Stream(device), batches)
-    with closing(copied_ahead(copies) if ahead else copies) as ready:
+    with closing(copy_ahead(copies) if ahead else copies) as ready:
         for tensors, copied in ready:
             current = torch.cuda.current_stream(device)
             current.wait_event(copied)

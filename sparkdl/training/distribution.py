@@ -183,7 +183,7 @@ class Replicas(ModelDistribution):
     def __init__(
         self, spec: TrainingSpec, communicator: Communicator, device: torch.device, resources: ExitStack
     ) -> None:
-        self.module = self.parts = placed(spec.model, spec, device).train()
+        self.module = self.parts = place(spec.model, spec, device).train()
         self._step: StepModule | None = None
         self._before: tuple[bytes, dict[str, Tensor]] | None = None
         if spec.precision == "float8":
@@ -394,7 +394,7 @@ class DividedModel(ModelDistribution):
         self.module = self.parts = spec.model.train()
         # FSDP2 moves the module to a GPU block by block, so that the whole module is never there.
         self.evaluated = parallelize(self.module, self.layout, whole_outputs=True)
-        placed(self.module, spec, self._device)
+        place(self.module, spec, self._device)
         if spec.compile:
             self.module.compile()
         step = spec.user_step
@@ -440,7 +440,7 @@ def num_planned(spec: TrainingSpec, num_ranks: int) -> int:
     return num_readers(spec, num_ranks) if spec.planner is None else num_ranks
 
 
-def placed(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
+def place(module: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
     """Move a module, or this rank's part of it, to the device, and set its initial weights.
 
     Raises:

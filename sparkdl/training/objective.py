@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.collective.error_origin import is_consequence
-from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError, listed
+from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError, list_names
 from sparkdl.model.heads import output_of_each
 from sparkdl.model.inputs import Arrays, dtype_name, to_tensor
 from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_global_weight, reduction_of
@@ -142,7 +142,7 @@ class ErrorContext:
             f"{name} {dtype_name(values.dtype) if isinstance(values, Tensor) else values.dtype} {tuple(values.shape)}"
             for name, values in self._batch.items()
         )
-        return f" The batch: {listed(columns)}."
+        return f" The batch: {list_names(columns)}."
 
 
 Batch = Mapping[str, npt.NDArray[np.generic] | Tensor]
@@ -259,10 +259,10 @@ class Objective:
         if not self.num_rows(batch):
             return {"rows": np.empty(0, np.float32)}
         spec = self._spec
-        arrays = spec.inputs.prepared(batch)
+        arrays = spec.inputs.prepare_batch(batch)
         for head in spec.heads:
             if head.label.name not in arrays:  # a label may be a feature as well
-                arrays[head.label.name] = head.encoded(batch[head.label.name])
+                arrays[head.label.name] = head.encode(batch[head.label.name])
         if spec.weight is not None:
             arrays[spec.weight] = batch[spec.weight]
         if position is not None and spec.augment is not None:

@@ -37,7 +37,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.heads import Head, outputs_of_rows
 from sparkdl.model.independent_rows import check_rows_are_independent, layers_over_rows
@@ -368,7 +368,7 @@ def try_outputs(
     # In eval() mode, because BatchNorm cannot normalize one row; on a copy, because buffers may change in any mode.
     trial, shared = trial_copy(model, model)
     trial.to(_CPU).eval()
-    inputs, returned = _try_features(trial, inputs, inputs.prepared(row))
+    inputs, returned = _try_features(trial, inputs, inputs.prepare_batch(row))
     outputs = outputs_of_rows(returned, heads, 1)
     check_rows_are_independent(trial, inputs, heads, pair)
     return inputs, outputs, trial, shared
@@ -483,7 +483,7 @@ def _try_features(
         raise DataError(
             f"{subject} does not fit the model {type(model).__name__}: a batch {shape} gave {reason}"
         ) from failure
-    columns = listed([f"{name!r} {shape}" for name, shape in given.items()])
+    columns = list_names([f"{name!r} {shape}" for name, shape in given.items()])
     hint = (
         f'{"" if reason.endswith(".") else "."} Where it takes them as one matrix, set passFeaturesBy="matrix".'
         if inputs.are_numbers and inputs.given_by == "position"
@@ -522,7 +522,7 @@ def _warn_about_frozen_statistics(model: nn.Module) -> None:
         _logger.warning(
             "The BatchNorm layers %s are in eval() mode. A fit calls model.train(), which makes them normalize by each "
             "batch and update their statistics. To keep these, override train() of the model to call their eval().",
-            listed(frozen, 5),
+            list_names(frozen, 5),
         )
 
 

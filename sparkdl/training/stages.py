@@ -13,7 +13,7 @@ from torch import nn
 from sparkdl.errors import ParamError
 from sparkdl.model.losses import LossTerm
 from sparkdl.torch.buffers import plain_parts
-from sparkdl.training.distribution import DividedModel, num_planned, placed
+from sparkdl.training.distribution import DividedModel, num_planned, place
 from sparkdl.training.objective import Evaluation
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Stages(DividedModel):
                     averaged=not self._averages_itself,
                 )
             )
-            placed(stage, spec, self._device)
+            place(stage, spec, self._device)
         self.module = self.called = self.evaluated = _Layers(stages)
         is_first_of_rows = self.counts_rows
         self.counts_rows = is_first_of_rows and 0 in numbers

@@ -14,7 +14,7 @@ import torch
 from sparkdl.collective.nccl.group import NcclGroup
 from sparkdl.collective.nccl.opening import open_nccl_group
 from sparkdl.errors import CommunicatorError, SparkdlError
-from sparkdl.torch.gpu.nccl import described
+from sparkdl.torch.gpu.nccl import describe_tensor
 from tests.gpu.gpu_scenes import own_device
 from tests.run_ranks import RankEnvironment
 
@@ -49,24 +49,26 @@ def operations(environment: RankEnvironment) -> dict[str, bool]:
     with nccl_group(environment) as (group, device):
         for dtype in DTYPES:
             tensor = torch.full((1000,), rank + 1, device=device).to(dtype)
-            run(group, group.batch().allreduce(described(tensor)))
+            run(group, group.batch().allreduce(describe_tensor(tensor)))
             total = 1 if dtype == torch.bool else size * (size + 1) // 2
             seen[f"allreduce {dtype}"] = bool((tensor == total).all())
         scaled = torch.full((10,), 1.0, device=device, dtype=torch.bfloat16)
-        run(group, group.batch().allreduce(described(scaled), op="avg", prescale=0.5))
+        run(group, group.batch().allreduce(describe_tensor(scaled), op="avg", prescale=0.5))
         seen["prescale"] = bool((scaled == 0.5).all())
         gathered = torch.zeros(size, 3, device=device)
         run(
             group,
             group.batch().allgather(
-                described(torch.full((3,), float(rank), device=device)), described(gathered)
+                describe_tensor(torch.full((3,), float(rank), device=device)), describe_tensor(gathered)
             ),
         )
         seen["allgather"] = gathered[:, 0].tolist() == list(range(size))
         block = torch.zeros(2, device=device)
         run(
             group,
-            group.batch().reduce_scatter(described(torch.ones(2 * size, device=device)), described(block)),
+            group.batch().reduce_scatter(
+                describe_tensor(torch.ones(2 * size, device=device)), describe_tensor(block)
+            ),
         )
         seen["reduce_scatter"] = bool((block == size).all())
         received = torch.zeros(5, device=device)
@@ -74,8 +76,8 @@ def operations(environment: RankEnvironment) -> dict[str, bool]:
         run(
             group,
             group.batch()
-            .send(described(sent), to=(rank + 1) % size)
-            .recv(described(received), source=(rank - 1) % size),
+            .send(describe_tensor(sent), to=(rank + 1) % size)
+            .recv(describe_tensor(received), source=(rank - 1) % size),
         )
         seen["ring"] = bool((received == (rank - 1) % size).all())
     return seen
@@ -95,12 +97,14 @@ def waits_for_the_stream(environment: RankEnvironment) -> tuple[float, bool, flo
     """Seconds of a call while the GPU is busy, whether the operation was done by then, and its result."""
     with nccl_group(environment) as (group, device):
         tensor = torch.zeros(1 << 20, device=device)
-        run(group, group.batch().allreduce(described(tensor)))
+        run(group, group.batch().allreduce(describe_tensor(tensor)))
         torch.cuda._sleep(1 << 30)
         tensor.fill_(environment.rank + 1)
         start = time.monotonic()
         handle = (
-            group.batch().allreduce(described(tensor)).run(stream=torch.cuda.current_stream().cuda_stream)
+            group.batch()
+            .allreduce(describe_tensor(tensor))
+            .run(stream=torch.cuda.current_stream().cuda_stream)
         )
         seconds, is_done = time.monotonic() - start, handle.done()
         tensor *= 2
@@ -111,11 +115,13 @@ def graph(environment: RankEnvironment) -> float:
     """The result of an allreduce that a CUDA graph captured once and replays."""
     with nccl_group(environment) as (group, device):
         tensor = torch.ones(16, device=device)
-        run(group, group.batch().allreduce(described(tensor)))
+        run(group, group.batch().allreduce(describe_tensor(tensor)))
         tensor.fill_(1.0)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
-            group.batch().allreduce(described(tensor)).run(stream=torch.cuda.current_stream().cuda_stream)
+            group.batch().allreduce(describe_tensor(tensor)).run(
+                stream=torch.cuda.current_stream().cuda_stream
+            )
         for _ in range(3):
             captured.replay()
         torch.cuda.synchronize()
@@ -128,13 +134,13 @@ def lost_peer(environment: RankEnvironment) -> dict[str, Any]:
     device = own_device(environment)
     with environment.open() as communicator:
         group = open_nccl_group(communicator, gpu=device.index)
-        run(group, group.batch().allreduce(described(torch.ones(4, device=device))))
+        run(group, group.batch().allreduce(describe_tensor(torch.ones(4, device=device))))
         communicator.barrier()
         if environment.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         start = time.monotonic()
         try:
-            run(group, group.batch().allreduce(described(torch.ones(1 << 22, device=device))))
+            run(group, group.batch().allreduce(describe_tensor(torch.ones(1 << 22, device=device))))
         except CommunicatorError as error:
             torch.cuda.synchronize()  # nothing is left waiting on the GPU
             seen = {"kind": type(error).__name__, "message": str(error), "seconds": time.monotonic() - start}
@@ -146,11 +152,15 @@ def late_rank(environment: RankEnvironment) -> dict[str, Any]:
     device = own_device(environment)
     with environment.open() as communicator:
         group = open_nccl_group(communicator, gpu=device.index)
-        run(group, group.batch().allreduce(described(torch.ones(4, device=device))))
+        run(group, group.batch().allreduce(describe_tensor(torch.ones(4, device=device))))
         if environment.rank == 1:
             environment.rendezvous.get("gave up", 60.0)
             return {}
-        handle = group.batch().allreduce(described(torch.ones(4, device=device))).run(stream=0, timeout_s=1.0)
+        handle = (
+            group.batch()
+            .allreduce(describe_tensor(torch.ones(4, device=device)))
+            .run(stream=0, timeout_s=1.0)
+        )
         try:
             handle.wait(30.0)
         except CommunicatorError as error:
@@ -180,6 +190,6 @@ def host_array(environment: RankEnvironment) -> str:
         try:
             group.batch().allreduce(array).run(stream=0)
         except ValueError as error:
-            run(group, group.batch().allreduce(described(torch.ones(4, device=device))))
+            run(group, group.batch().allreduce(describe_tensor(torch.ones(4, device=device))))
             return str(error)
     return "no error"

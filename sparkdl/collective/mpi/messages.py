@@ -211,7 +211,7 @@ class MpiMessages:
         yield self._comm.Isend(message.envelope, to, 3 * tag)
         yield self._comm.Irecv(theirs, to, 3 * tag + 1)
         compare(message.envelope, theirs, source=self._communicator.rank, to=to, tag=tag)
-        message.matched()
+        message.note_match()
         if isinstance(buffer, FlatBuffer):
             buffer.pack()
         elements = buffer.data if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
@@ -229,7 +229,7 @@ class MpiMessages:
         source = status.Get_source()
         yield self._comm.Isend(message.envelope, source, 3 * tag + 1)
         compare(theirs, message.envelope, source=source, to=self._communicator.rank, tag=tag)
-        message.matched()
+        message.note_match()
         written: AbstractContextManager[Any] = (
             nullcontext(buffer.data) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
         )

@@ -19,7 +19,7 @@ from sparkdl.collective.mpi.operations import (
     MpiPlan,
     Signature,
     both_forms,
-    check_counts,
+    check_block_counts,
     for_mpi,
     pieces,
     shape_to_agree_on,
@@ -211,7 +211,9 @@ class MpiMovements(MpiOperations):
     def _parts(self, buffer: FlatBuffer, counts: Sequence[int] | None, what: str) -> tuple[int, ...]:
         size, world_size = buffer.data.size, self.world_size
         parts = (
-            (size // world_size,) * world_size if counts is None else check_counts(counts, world_size, what)
+            (size // world_size,) * world_size
+            if counts is None
+            else check_block_counts(counts, world_size, what)
         )
         if sum(parts) != size:
             blocks = f"{world_size} equal blocks" if counts is None else f"blocks of {list(parts)}"

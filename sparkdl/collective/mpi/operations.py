@@ -162,7 +162,7 @@ class Signature:
         return cls(**values)
 
 
-def agree(signatures: Sequence[Signature], number: int) -> Signature:
+def agree_on_signature(signatures: Sequence[Signature], number: int) -> Signature:
     """Return the signature on which all ranks that have not joined agree; the first rank's if all have joined.
 
     Args:
@@ -186,7 +186,7 @@ def agree(signatures: Sequence[Signature], number: int) -> Signature:
     return agreed
 
 
-def check_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int, ...]:
+def check_block_counts(counts: Sequence[int], world_size: int, what: str) -> tuple[int, ...]:
     """Return the number of elements of each rank's block as Python integers.
 
     Raises:
@@ -274,7 +274,7 @@ class MpiOperations(Communicator):
             ParamError: if the dtypes of the arrays differ, or their sizes do not match the blocks.
         """
         size, world_size = block.data.size, self.world_size
-        blocks = (size,) * world_size if counts is None else check_counts(counts, world_size, "counts")
+        blocks = (size,) * world_size if counts is None else check_block_counts(counts, world_size, "counts")
         if blocks[self.rank] != size:
             raise ParamError(f"rank {self.rank} has {size} elements, but counts say {blocks[self.rank]}")
         if whole is not None and (whole.dtype, whole.data.size) != (block.dtype, sum(blocks)):
@@ -369,7 +369,7 @@ class MpiAgreement:
         self.signatures: list[Signature] = []
 
     def reach(self, signature: Signature, number: int) -> Generator[MPI.Request, None, Signature]:
-        """Return, after some steps, the signature on which all ranks that have not joined agree; see :func:`agree`.
+        """Return, after some steps, the signature on which all ranks agree, as :func:`agree_on_signature` does.
 
         Each step is a request to complete before the next one is taken. If the signatures of the ranks differ, or ranks
         have joined, ``signatures`` holds the signatures of all ranks afterwards.
@@ -386,7 +386,7 @@ class MpiAgreement:
         if self._sums.tolist() == [signature.digest * self._world_size % MODULUS, 0, 0]:
             return signature
         self.signatures = yield from self._exchange(signature)
-        return agree(self.signatures, number)
+        return agree_on_signature(self.signatures, number)
 
     def _exchange(self, signature: Signature) -> Generator[MPI.Request, None, list[Signature]]:
         mine = np.frombuffer(signature.to_bytes(), np.uint8)

@@ -236,7 +236,7 @@ class MessageLink:
             self._news.notify_all()
 
     def _accept(self, offer: Frame, message: PendingMessage) -> None:
-        message.matched()
+        message.note_match()
         self._outbox.append(self._frame(FrameKind.ACCEPT, offer.number, message))
         if self._agree(np.array(offer.envelope), message.envelope, message, self._peer, self._rank):
             self._accepted[offer.number] = message
@@ -299,7 +299,7 @@ class MessageLink:
         with self._news:
             if frame.kind == FrameKind.ACCEPT:
                 message = self._offered.pop(frame.number)
-                message.matched()
+                message.note_match()
                 if self._agree(message.envelope, np.array(frame.envelope), message, self._rank, self._peer):
                     self._outbox.append(self._frame(FrameKind.DATA, frame.number, message))
             elif self._expected[frame.tag]:

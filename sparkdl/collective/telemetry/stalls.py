@@ -79,7 +79,7 @@ class StallTimer:
         after_s = math.inf if check.warn_after_s is None else check.warn_after_s * (self._num_warnings + 1)
         if not is_over and waited_s < after_s:
             return
-        called, missing = numbered(communicator.name, communicator.world_ranks), find_missing()
+        called, missing = describe_communicator(communicator.name, communicator.world_ranks), find_missing()
         if is_over:
             raise CommunicatorTimeoutError(
                 f"{operation} on {called} stalled for {check.abort_after_s:g} s: {missing}"
@@ -88,7 +88,7 @@ class StallTimer:
         warn_of_stall(called, communicator.rank, str(operation), waited_s, missing)
 
 
-def numbered(name: str, world_ranks: Sequence[int]) -> str:
+def describe_communicator(name: str, world_ranks: Sequence[int]) -> str:
     """Return the name of a communicator for warnings, with the world ranks of its ranks if these differ.
 
     Args:
@@ -105,7 +105,7 @@ def warn_of_stall(communicator: str, rank: int, operation: str, waited_s: float,
     """Log a warning that a rank has waited long in an operation.
 
     Args:
-        communicator: name of the communicator, as :func:`numbered` returns it.
+        communicator: name of the communicator, as :func:`describe_communicator` returns it.
         rank: waiting rank.
         operation: description of the operation.
         waited_s: seconds that the rank has waited.
@@ -209,7 +209,7 @@ def _report_stalls(fd: int) -> None:
             stall = core.monitor.take_stall()
             if stall is not None:
                 _, operation, waited_s, who = stall
-                called = numbered(core.communicator, core.world_ranks)
+                called = describe_communicator(core.communicator, core.world_ranks)
                 warn_of_stall(called, core.rank, operation, waited_s, who)
 
 

@@ -1,8 +1,8 @@
 """One epoch of rows of several corpora in fixed proportions, as a DataFrame.
 
 :class:`~sparkdl.data.BlendedFeed` blends datasets as they are read, without end. This module repeats or leaves out rows
-of a DataFrame: :func:`plan_shares` plans this on the *driver*, and :func:`blended` does it on the *executors*. The
-drawn rows depend only on the row counts, the weights and the seed.
+of a DataFrame: :func:`plan_shares` plans this on the *driver*, and :func:`blend_corpora` does it on the *executors*.
+The drawn rows depend only on the row counts, the weights and the seed.
 """
 
 from __future__ import annotations
@@ -155,11 +155,11 @@ def _factor(drawn: int, num_rows: int) -> int:
 
 
 CORPUS_COLUMNS = "corpus int, part int, number bigint"
-"""Columns that :func:`blended` needs: the number of a row's corpus, the number of the partition that the row is made
-in, and the number of the row among those of this corpus and partition."""
+"""Columns that :func:`blend_corpora` needs: the number of a row's corpus, the number of the partition in which the row
+is made, and the number of the row among those of this corpus and partition."""
 
 
-def blended(
+def blend_corpora(
     rows: DataFrame,
     shares: Sequence[CorpusShare],
     counts: Mapping[tuple[int, int], int],

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from sparkdl.errors import DataError, ParamError, listed
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.lazy import load_entry
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class ParquetDataset:
 
 def missing_column_error(name: str, available: Sequence[str]) -> DataError:
     """Return the error for a column that does not exist."""
-    return DataError(f"There is no column {name!r}. The columns are: {listed(available)}.")
+    return DataError(f"There is no column {name!r}. The columns are: {list_names(available)}.")
 
 
 def row_weights_error(held: str) -> DataError:

@@ -43,7 +43,7 @@ def cut_batches(blocks: Iterable[Block], batch_size: int) -> Iterator[Block]:
         yield batch
 
 
-def shuffled_blocks(
+def shuffle_blocks(
     blocks: Iterable[Block], layout: BlockLayout, order: ShuffleOrder, num_taken: int = 0
 ) -> Generator[Block, None, None]:
     """Shuffle rows through a buffer, starting after ``num_taken`` rows have left it.

@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkdl.data.dataset.row_choice import random_bits
 from sparkdl.data.feed.batches import Indices, ShuffleOrder, remaining_positions
-from sparkdl.data.feed.shards import divide_rows, divided_rows
+from sparkdl.data.feed.shards import divide_rows, split_evenly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class EpochPlan:
 
     def rows_of_ranks(self) -> list[int]:
         """Return how many rows each rank has; they differ by at most one."""
-        return divided_rows(sum(self._counts_left()), self.world_size)
+        return split_evenly(sum(self._counts_left()), self.world_size)
 
     def rows_to_come(self) -> list[int]:
         """Return how many rows each rank still gets."""

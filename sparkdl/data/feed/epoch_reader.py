@@ -17,7 +17,7 @@ from sparkdl.data.dataset.blocks import own_objects, slice_rows, take_rows
 from sparkdl.data.dataset.dataset import folder_values
 from sparkdl.data.dataset.row_choice import count_rows
 from sparkdl.data.dataset.row_group_file import RowGroupFile
-from sparkdl.data.feed.batches import rows_at_once, shuffled_blocks
+from sparkdl.data.feed.batches import rows_at_once, shuffle_blocks
 from sparkdl.data.feed.cache import FooterCache
 from sparkdl.data.feed.epoch_plan import taken_by
 from sparkdl.data.feed.shard_reader import ShardReader, timeout_error
@@ -178,7 +178,7 @@ class EpochReader:
             stack.callback(reader.close)
             return iter(reader)
         order = plan.order(rank, num_rows, buffer_rows)
-        shuffled = shuffled_blocks(iter(reader), self.layout, order, taken)
+        shuffled = shuffle_blocks(iter(reader), self.layout, order, taken)
         block_bytes = max(1, rows_at_once(self.layout, order) * self.layout.row_bytes)
         num_ahead = min(_MAX_SHUFFLED_AHEAD, max(1, ahead_bytes // 4 // block_bytes))
         ahead = ReadAhead(shuffled, num_ahead, "sparkdl-shuffler")

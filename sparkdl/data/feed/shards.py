@@ -75,10 +75,10 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
         raise ShardingError(
             f"{num_rows} rows cannot be shared by {world_size} ranks: each rank needs at least one. {remedy}"
         )
-    return divided_rows(num_rows, world_size)
+    return split_evenly(num_rows, world_size)
 
 
-def divided_rows(num_rows: int, world_size: int) -> list[int]:
+def split_evenly(num_rows: int, world_size: int) -> list[int]:
     """Return how many of ``num_rows`` rows each rank gets; some ranks get none if there are fewer rows than ranks."""
     borders = [rank * num_rows // world_size for rank in range(world_size + 1)]
     return [stop - start for start, stop in itertools.pairwise(borders)]

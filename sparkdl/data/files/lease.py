@@ -83,7 +83,7 @@ class Lease(Closing):
         self._content = json.dumps(holder).encode()
         location.make_folder()
         self._write(self.name)
-        self.began = self._renewed = modified(location, self.name)
+        self.began = self._renewed = modification_time(location, self.name)
         self.is_lost = self._has_ended = False
         self._is_over = threading.Event()
         self._renewing = threading.Lock()
@@ -99,7 +99,7 @@ class Lease(Closing):
         with self._renewing:
             former, name = self.name, f"{self._kind}-{uuid.uuid4().hex}"
             self._write(name)
-            before, self._renewed = self._renewed, modified(self._location, name)
+            before, self._renewed = self._renewed, modification_time(self._location, name)
             if self._renewed - before >= LEASE_S:
                 self.is_lost |= set(_names_of_leases(self._location, self._kind)) != {former, name}
             self.name = name
@@ -154,7 +154,7 @@ class Lease(Closing):
                 self.is_lost |= store_time(self._location) - self._renewed >= LEASE_S
             return False
         self._write(self.name)
-        before, self._renewed = self._renewed, modified(self._location, self.name)
+        before, self._renewed = self._renewed, modification_time(self._location, self.name)
         if self._renewed - before >= LEASE_S:
             # Another process may have removed the file after the check, before it was written again.
             self.is_lost |= _names_of_leases(self._location, self._kind) != [self.name]
@@ -173,7 +173,7 @@ class Lease(Closing):
         self._location.filesystem.pipe_file(f"{self._location.path}/{name}", self._content)
 
 
-def modified(location: Location, name: str) -> float:
+def modification_time(location: Location, name: str) -> float:
     """Return the modification time of a file in a folder, in seconds.
 
     Raises:
@@ -188,7 +188,7 @@ def store_time(location: Location) -> float:
     name = f"clock-{uuid.uuid4().hex}.tmp"
     location.filesystem.pipe_file(f"{location.path}/{name}", b"sparkdl")
     try:
-        return modified(location, name)
+        return modification_time(location, name)
     finally:
         with suppress(FileNotFoundError):
             location.filesystem.rm(f"{location.path}/{name}")
@@ -336,7 +336,7 @@ def _await_end(location: Location, name: str, on_wait: Callable[[str], None], fo
     is_reported = False
     pause = threading.Event()
     with suppress(FileNotFoundError):  # the holder has ended and removed its lease meanwhile
-        first = modified(location, name)
+        first = modification_time(location, name)
         while is_alive is not False and store_time(location) - first < LEASE_S:
             if is_alive:
                 raise in_use
@@ -344,7 +344,7 @@ def _await_end(location: Location, name: str, on_wait: Callable[[str], None], fo
                 on_wait(f"Waiting whether the {user} of {process} still uses {folder}")
                 is_reported = True
             pause.wait(_INTERVAL_S)
-            if modified(location, name) != first:
+            if modification_time(location, name) != first:
                 raise in_use
         location.filesystem.rm(f"{location.path}/{name}")
 

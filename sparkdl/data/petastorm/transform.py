@@ -33,7 +33,7 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     The function of the spec takes all of ``columns``; an array is a cell with its shape. The function must not change
     the number or order of the rows, which ranks rely on; a ``row_filter`` leaves rows out before they are counted.
     """
-    results, unusable = columns_of(transform_schema(schema_of(columns), spec), untouched(columns, spec))
+    results, unusable = columns_of(transform_schema(schema_of(columns), spec), find_unedited(columns, spec))
 
     def apply(table: pa.Table, names: Sequence[str]) -> pa.Table:
         cells: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
     )
 
 
-def untouched(columns: Sequence[Column], spec: Any) -> list[Column]:
+def find_unedited(columns: Sequence[Column], spec: Any) -> list[Column]:
     """Return the columns that the ``edit_fields`` of a ``TransformSpec`` do not describe again."""
     edited = {field[0] for field in spec.edit_fields}
     return [column for column in columns if column.name not in edited]

@@ -29,7 +29,7 @@ from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, decode_values
 from sparkdl.data.petastorm.schema_names import known_class
-from sparkdl.data.petastorm.transform import call_function, missing_result_error, untouched
+from sparkdl.data.petastorm.transform import call_function, find_unedited, missing_result_error
 from sparkdl.errors import DataError
 from sparkdl.foreign_errors import errors_as
 
@@ -73,7 +73,7 @@ class UnischemaDataset(ParquetDataset):
         columns, unusable = (
             columns_of(schema, self.columns)
             if spec is None
-            else columns_of(transform_schema(schema, spec), untouched(self.columns, spec))
+            else columns_of(transform_schema(schema, spec), find_unedited(self.columns, spec))
         )
         wanted_names = [column.name for column in columns] if names is None else names
         is_changed = spec is not None and spec.func is not None

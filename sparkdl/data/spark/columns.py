@@ -127,7 +127,7 @@ def with_bytes(df: DataFrame, fields: Sequence[StructField]) -> DataFrame:
     from pyspark.sql import functions as F
 
     names = [field.name for field in fields if is_encoded(field.dataType)]
-    return df.withColumns({name: F.col(quoted(name)).getField("bytes") for name in names}) if names else df
+    return df.withColumns({name: F.col(quote(name)).getField("bytes") for name in names}) if names else df
 
 
 def array_depth(data_type: DataType) -> int:
@@ -208,7 +208,7 @@ def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
     names = frozenset(columns)
     wanted = [(field, without_decimals(field.dataType)) for field in df.schema.fields if field.name in names]
     casts = {
-        field.name: F.expr(f"cast({quoted(field.name)} as {data_type.simpleString()})")
+        field.name: F.expr(f"cast({quote(field.name)} as {data_type.simpleString()})")
         for field, data_type in wanted
         if data_type != field.dataType
     }
@@ -232,7 +232,7 @@ def check_like(field: StructField, column: Column) -> None:
         )
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a column name in quotes, so that Spark takes it literally, including dots."""
     return "`" + name.replace("`", "``") + "`"
 

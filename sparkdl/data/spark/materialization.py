@@ -24,7 +24,7 @@ from sparkdl.data.spark.columns import (
     check_frame,
     check_types,
     is_vector,
-    quoted,
+    quote,
     with_bytes,
 )
 from sparkdl.data.spark.in_place import open_in_place
@@ -70,7 +70,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
-class _Request:
+class _CopyRequest:
     origin: DataFrame
     df: DataFrame
     fields: Sequence[StructField]
@@ -241,7 +241,7 @@ def obtain_dataset(
         raise ParamError(f"columns must be a list of names, got the text {columns!r}. Write [{columns!r}].")
     fields = check_types(df.schema, columns)
     check_case(df, columns)
-    request = _Request(
+    request = _CopyRequest(
         df if origin is None else origin,
         df,
         fields,
@@ -305,8 +305,8 @@ def describe_first_rows(
     check_case(df, columns)
     names = [field.name for field in fields]
     spark = df.sparkSession
-    chosen = df.select(*map(quoted, names))
-    if complete := [quoted(name) for name in names if name not in nullable]:
+    chosen = df.select(*map(quote, names))
+    if complete := [quote(name) for name in names if name not in nullable]:
         chosen = chosen.dropna(subset=complete)
     with reading_job(spark, "reading example rows", columns=names):
         # Spark reads one partition after the other until it has the rows.
@@ -334,7 +334,7 @@ def _as_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"stream": [sink.getvalue().to_pybytes()]})
 
 
-def _share(request: _Request, key: str) -> Obtained | None:
+def _share(request: _CopyRequest, key: str) -> Obtained | None:
     """Return the dataset of that key, which the first process writes; None if files or settings change meanwhile."""
     store = request.store
     deadline = time.monotonic() + _WAIT_S
@@ -365,7 +365,7 @@ def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def _write(request: _Request, staged: StagedDataset) -> ParquetDataset:
+def _write(request: _CopyRequest, staged: StagedDataset) -> ParquetDataset:
     """Write the rows, check them and describe the files in the folder."""
     df, store = request.df, request.store
     if request.on_write is not None:
@@ -422,7 +422,7 @@ def _structs(df: DataFrame, fields: Sequence[StructField], vector_dtype: str) ->
 
     mapInArrow calls the JVM several times for each column, and on classic Spark it fails on dots in column names.
     """
-    parts = ", ".join(f"{quoted(field.name)} as c{index}" for index, field in enumerate(fields))
+    parts = ", ".join(f"{quote(field.name)} as c{index}" for index, field in enumerate(fields))
     return _with_arrays(with_bytes(df, fields), fields, vector_dtype).selectExpr(f"struct({parts}) as row")
 
 
@@ -434,7 +434,7 @@ def _with_arrays(df: DataFrame, fields: Sequence[StructField], vector_dtype: str
     arrays = {}
     for field in fields:
         if is_vector(field.dataType):
-            column = F.col(quoted(field.name))
+            column = F.col(quote(field.name))
             # With a condition, because vector_to_array fails on a null, which is to be counted and reported instead.
             arrays[field.name] = F.when(column.isNotNull(), vector_to_array(column, vector_dtype))
     return df.withColumns(arrays) if arrays else df

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.columns import quote
 from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _is_parquet_read_of_connect(df: DataFrame) -> bool:
             if expression.HasField("unresolved_star") and len(relation.project.expressions) == 1:
                 break
             # A name with a dot that is not in quotes is that of a field in a struct.
-            if expression.unresolved_attribute.unparsed_identifier not in (name, quoted(name)):
+            if expression.unresolved_attribute.unparsed_identifier not in (name, quote(name)):
                 return False
         relation = relation.project.input
     return bool(relation.read.data_source.format.lower() == "parquet" and relation.read.data_source.paths)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.columns import quote
 from sparkdl.errors import ColumnMismatchError, DataError, EmptyDatasetError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_shapes(
     """
     from pyspark.sql import functions as F
 
-    lengths = {name: list(_lengths(F.col(quoted(name)), depth)) for name, depth in depths.items() if depth}
+    lengths = {name: list(_lengths(F.col(quote(name)), depth)) for name, depth in depths.items() if depth}
     aggregates = [F.count(F.lit(1))]
     for levels in lengths.values():
         aggregates += [aggregate for level in levels for aggregate in level]
@@ -105,10 +105,10 @@ def check_no_nulls(df: DataFrame, dataset: ParquetDataset, nullable: Collection[
         return
     from pyspark.sql import functions as F
 
-    row = F.struct(*[F.col(quoted(name)) for name in df.columns])
+    row = F.struct(*[F.col(quote(name)) for name in df.columns])
     aggregates = []
     for index, column in enumerate(suspects):
-        values, depth = F.col(quoted(column.name)), len(column.lengths or column.shape)
+        values, depth = F.col(quote(column.name)), len(column.lengths or column.shape)
         has_null = _has_null_elements(values, depth) if depth else F.lit(False)
         for condition in (values.isNull(), F.coalesce(has_null, F.lit(False))):
             first = F.first(F.when(condition, row), ignorenulls=True) if index < _MOST_SHOWN else F.lit(None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from sparkdl.jobs.command import submitted
+from sparkdl.jobs.command import run_submitted
 
 if __name__ == "__main__":
-    sys.exit(submitted())
+    sys.exit(run_submitted())

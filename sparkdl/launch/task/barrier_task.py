@@ -283,7 +283,7 @@ def _start_rank(
         # A process that has initialized CUDA cannot be forked, and an import could initialize it.
         modules=() if spec.gpus_per_rank else spec.modules,
         inherited=inherited,
-        on_start=link.started,
+        on_start=link.report_start,
         on_line=link.line,
         on_event=link.event,
     )

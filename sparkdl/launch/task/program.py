@@ -132,7 +132,7 @@ class ProgramSupervisor(Supervisor):
             )
         except OSError as error:
             raise LaunchError(f"{self._program.command[0]} cannot be started: {error.strerror}") from error
-        self._link.started()
+        self._link.report_start()
         self._relays = [
             OutputRelay(
                 output,
@@ -153,7 +153,7 @@ class ProgramSupervisor(Supervisor):
         self._changed.wait()
         if self._process is None:
             assert self._stop_reason is not None, "only a stopped rank has not begun"
-            return self._stopped(self._stop_reason)
+            return self._failure_of_stop(self._stop_reason)
         if not self._is_cancelled:
             self._process.exited.wait(ABORT_GRACE_S)
         self._end()
@@ -172,7 +172,7 @@ class ProgramSupervisor(Supervisor):
         if reported is not None:
             self.stop(StopReason(f"rank {reported['rank']} failed: {reported['error']}"))
         if self._stop_reason is not None:
-            return self._stopped(self._stop_reason)
+            return self._failure_of_stop(self._stop_reason)
         return self._failure(f"its process {describe_exit(status)}", ended, is_loss=status < 0)
 
     def _failure(self, text: str, error: Exception, *, is_loss: bool = False) -> Failure:

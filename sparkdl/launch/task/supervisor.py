@@ -162,7 +162,9 @@ class Supervisor(Closing):
     def wait(self) -> Failure | None:
         """Wait until the rank has ended or was stopped; return its failure, None if it has ended well."""
 
-    def _stopped(self, reason: StopReason, health: RankHealth | None = None, stack: str = "") -> Failure:
+    def _failure_of_stop(
+        self, reason: StopReason, health: RankHealth | None = None, stack: str = ""
+    ) -> Failure:
         return Failure(
             rank=self._rank,
             error=str(reason),
@@ -328,7 +330,7 @@ class RankSupervisor(Supervisor):
         if self._returned.is_set():
             return None
         if self._stop_reason is not None:
-            return self._stopped(self._stop_reason, health, stack)
+            return self._failure_of_stop(self._stop_reason, health, stack)
         if self._process.refusal is not None:
             why, output = self._process.refusal
             return Failure(
@@ -366,7 +368,7 @@ class RankSupervisor(Supervisor):
             else self._process.examine_forkserver()[1]
         )
         self._end(grace_s=0.0)
-        return self._stopped(reason, health, stack)
+        return self._failure_of_stop(reason, health, stack)
 
     def _end(self, *, grace_s: float) -> None:
         if self._is_ended:

@@ -107,7 +107,7 @@ class DriverLink:
         """Pass on an event that the rank reported; lost when the driver is out of reach."""
         self._send({"kind": "event", "event": event})
 
-    def started(self) -> None:
+    def report_start(self) -> None:
         """Report that the rank process runs."""
         self._send({"kind": "started"})
 

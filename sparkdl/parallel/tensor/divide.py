@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.collectives import begin_equal, gather, gather_summed, split
+from sparkdl.parallel.collectives import begin_equal, gather, gather_and_reduce_gradient, split
 from sparkdl.parallel.replaced_parameters import noting_replaced_parameters, tie_again
 from sparkdl.parallel.sharding import blocks_of
 from sparkdl.parallel.tensor.experts import divide_experts
@@ -108,7 +108,9 @@ def divide(
                 # Contiguous, or each layer inside would keep a copy of its own for the backward pass.
                 _on_sequence(
                     lambda x: (
-                        x if division.is_whole else gather_summed(x, group, positions_of(x)).contiguous()
+                        x
+                        if division.is_whole
+                        else gather_and_reduce_gradient(x, group, positions_of(x)).contiguous()
                     )
                 ),
                 with_kwargs=True,

@@ -20,10 +20,10 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import (
     apply,
     gather,
-    gather_summed,
+    gather_and_reduce_gradient,
+    reduce_scatter,
     sum_gradient,
     sum_of_ranks,
-    sum_scattered,
 )
 from sparkdl.parallel.tensor.layers import whole_parameters
 from sparkdl.torch.buffers import local_part
@@ -105,8 +105,8 @@ def _forward_of_rank(
             return forward(hidden_states, top_k_index, top_k_weights)
     kept, count, group = dict(layer._parameters), layer.num_experts, division.group
     if in_parts:
-        hidden_states = gather_summed(hidden_states, group, _TOKENS)
-        top_k_weights = gather_summed(top_k_weights, group, _TOKENS)
+        hidden_states = gather_and_reduce_gradient(hidden_states, group, _TOKENS)
+        top_k_weights = gather_and_reduce_gradient(top_k_weights, group, _TOKENS)
         top_k_index = gather(top_k_index, group, _TOKENS)
     else:
         hidden_states = sum_gradient(hidden_states, group)
@@ -129,7 +129,7 @@ def _forward_of_rank(
         layer.num_experts = count
         layer._parameters.update(kept)
     if in_parts:
-        return sum_scattered(output, group, _TOKENS)
+        return reduce_scatter(output, group, _TOKENS)
     return sum_of_ranks(output, group)
 
 

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from sparkdl.parallel.collectives import (
     gather,
+    reduce_scatter,
     split,
     sum_gradient,
     sum_of_ranks,
-    sum_scattered,
 )
 from sparkdl.torch.buffers import local_part, whole_tensor
 
@@ -131,7 +131,7 @@ class TensorParallelLayer:
             return gather(output, self._group, output.ndim - 1)
         if self._style.startswith("rowwise"):
             if self._in_parts:
-                output = sum_scattered(output, self._group, positions_of(output))
+                output = reduce_scatter(output, self._group, positions_of(output))
             else:
                 output = sum_of_ranks(output, self._group)
             return output if bias is None else output + bias

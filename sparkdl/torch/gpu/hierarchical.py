@@ -32,7 +32,7 @@ from sparkdl.torch.buffers import (
     reduction_of,
     restore,
 )
-from sparkdl.torch.gpu.nccl import described
+from sparkdl.torch.gpu.nccl import describe_tensor
 from sparkdl.torch.gpu.staged import StagedAccelerator, StagedWork
 from sparkdl.torch.submission import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, as_list
 from sparkdl.torch.work import seconds
@@ -70,7 +70,7 @@ class PinnedAcross:
 
         Take the second step only when the work that was on the stream at the first one is known to end.
         """
-        twin = self._copied_out(part)
+        twin = self._copy_to_host(part)
         mark = self.lane.mark()
         yield
         self.lane.block(mark)
@@ -81,7 +81,7 @@ class PinnedAcross:
 
     def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
         """Reduce equal blocks, one per rank, and return this rank's block."""
-        source = self._copied_out(blocks)
+        source = self._copy_to_host(blocks)
         block = self.lane.host_twin(blocks.view(self.communicator.world_size, -1)[0])
         self.lane.block(self.lane.mark())
         self.communicator.reduce_scatter(
@@ -91,12 +91,12 @@ class PinnedAcross:
 
     def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
         """Concatenate the blocks of all ranks in ``blocks``."""
-        source, target = self._copied_out(block), self.lane.host_twin(blocks)
+        source, target = self._copy_to_host(block), self.lane.host_twin(blocks)
         self.lane.block(self.lane.mark())
         self.communicator.allgather(export(source), export(target), timeout_s=deadline.remaining_s())
         blocks.copy_(target, non_blocking=True)
 
-    def _copied_out(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.lane.host_twin(tensor).copy_(tensor, non_blocking=True)
 
 
@@ -155,8 +155,10 @@ class DeviceAcross:
         self.lane.block(self.lane.mark())
         rank, size = self.communicator.rank, self.communicator.world_size
         timeout_s = deadline.remaining_s()
-        sent = self.communicator.send_async(described(mine), to=(rank + 1) % size, timeout_s=timeout_s)
-        self.communicator.recv_async(described(theirs), source=(rank - 1) % size, timeout_s=timeout_s).wait()
+        sent = self.communicator.send_async(describe_tensor(mine), to=(rank + 1) % size, timeout_s=timeout_s)
+        self.communicator.recv_async(
+            describe_tensor(theirs), source=(rank - 1) % size, timeout_s=timeout_s
+        ).wait()
         sent.wait()
 
 
@@ -218,7 +220,7 @@ class HierarchicalSteps:
         by_position = blocks[self._order]
         mine = self._own_rows(by_position)
         batch = self._inside.batch().reduce_scatter(
-            described(by_position), described(mine), op=op, prescale=prescale
+            describe_tensor(by_position), describe_tensor(mine), op=op, prescale=prescale
         )
         self._run(batch, stream, deadline).wait(deadline.remaining_s())
         return self._across.reduce_scatter(mine, op, deadline)
@@ -231,28 +233,32 @@ class HierarchicalSteps:
         by_position = torch.empty_like(blocks)
         mine = self._own_rows(by_position)
         self._across.allgather(block, mine, deadline)
-        self._run(self._inside.batch().allgather(described(mine), described(by_position)), stream, deadline)
+        self._run(
+            self._inside.batch().allgather(describe_tensor(mine), describe_tensor(by_position)),
+            stream,
+            deadline,
+        )
         blocks[self._order] = by_position
 
     def _reduce_inside(self, piece: torch.Tensor, parts: FlatTensors, op: str, prescale: float) -> NcclBatch:
         """Reduce each part to the rank of this host that carries it."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
-            mine = described(parts[self._inside.rank])
-            return batch.reduce_scatter(described(piece), mine, op=op, prescale=prescale)
+            mine = describe_tensor(parts[self._inside.rank])
+            return batch.reduce_scatter(describe_tensor(piece), mine, op=op, prescale=prescale)
         for rank, part in enumerate(parts):
             if part.numel():
-                batch.reduce(described(part), root=rank, op=op, prescale=prescale)
+                batch.reduce(describe_tensor(part), root=rank, op=op, prescale=prescale)
         return batch
 
     def _spread_inside(self, piece: torch.Tensor, parts: FlatTensors) -> NcclBatch:
         """Send each part from the rank that carried it to all ranks of this host."""
         batch = self._inside.batch()
         if self._is_block_per_rank(piece):
-            return batch.allgather(described(parts[self._inside.rank]), described(piece))
+            return batch.allgather(describe_tensor(parts[self._inside.rank]), describe_tensor(piece))
         for rank, part in enumerate(parts):
             if part.numel():
-                batch.broadcast(described(part), root=rank)
+                batch.broadcast(describe_tensor(part), root=rank)
         return batch
 
     def _is_block_per_rank(self, piece: torch.Tensor) -> bool:

@@ -105,7 +105,7 @@ Tensors = Sequence[torch.Tensor]
 Finish = Callable[[], object]
 
 
-class _Operation(NamedTuple):
+class _NcclOperation(NamedTuple):
     """One operation of c10d: its options, the tensors that it uses and returns, and what it adds to a batch."""
 
     opts: Any
@@ -146,7 +146,7 @@ class NcclAccelerator(OwnAccelerator):
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for tensor in tensors:
                 buffer, arguments = _prepare(tensor, opts)
-                batch.allreduce(described(buffer), **arguments)
+                batch.allreduce(describe_tensor(buffer), **arguments)
                 _restore(buffer, tensor, finishes)
 
         return self._run(opts, tensors, tensors, add)
@@ -160,7 +160,7 @@ class NcclAccelerator(OwnAccelerator):
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for tensor in tensors:
                 buffer, arguments = _prepare(tensor, opts)
-                batch.reduce(described(buffer), root=opts.rootRank, **arguments)
+                batch.reduce(describe_tensor(buffer), root=opts.rootRank, **arguments)
                 if self._group.rank == opts.rootRank:
                     _restore(buffer, tensor, finishes)
 
@@ -176,7 +176,7 @@ class NcclAccelerator(OwnAccelerator):
                 source, arguments = _prepare(tensor, opts)
                 fits = is_flat(output) and source.dtype == output.dtype
                 block = output if fits else source.new_empty(source.numel() // self._group.world_size)
-                batch.reduce_scatter(described(source), described(block), **arguments)
+                batch.reduce_scatter(describe_tensor(source), describe_tensor(block), **arguments)
                 _restore(block, output, finishes)
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
@@ -196,7 +196,7 @@ class NcclAccelerator(OwnAccelerator):
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
                 target = _writable(output, finishes)
-                batch.allgather(described(as_bytes(tensor)), described(as_bytes(target)))
+                batch.allgather(describe_tensor(as_bytes(tensor)), describe_tensor(as_bytes(target)))
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
@@ -211,7 +211,7 @@ class NcclAccelerator(OwnAccelerator):
                 outputs[self._group.rank].detach().copy_(tensor)
                 for root, output in enumerate(outputs):
                     buffer = _writable(output, finishes, keep=root == self._group.rank)
-                    batch.broadcast(described(as_bytes(buffer)), root=root)
+                    batch.broadcast(describe_tensor(as_bytes(buffer)), root=root)
 
         return self._run(opts, [*every_output, *inputs], every_output, add)
 
@@ -222,7 +222,7 @@ class NcclAccelerator(OwnAccelerator):
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for tensor in tensors:
                 buffer = _writable(tensor, finishes, keep=self._group.rank == opts.rootRank)
-                batch.broadcast(described(as_bytes(buffer)), root=opts.rootRank)
+                batch.broadcast(describe_tensor(as_bytes(buffer)), root=opts.rootRank)
 
         return self._run(opts, tensors, tensors, add)
 
@@ -234,9 +234,9 @@ class NcclAccelerator(OwnAccelerator):
         outputs = list(output_lists[0]) if is_root else []
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
-            batch.send(described(as_bytes(inputs[0])), to=opts.rootRank)
+            batch.send(describe_tensor(as_bytes(inputs[0])), to=opts.rootRank)
             for source, output in enumerate(outputs):
-                batch.recv(described(as_bytes(_writable(output, finishes))), source=source)
+                batch.recv(describe_tensor(as_bytes(_writable(output, finishes))), source=source)
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
@@ -248,8 +248,8 @@ class NcclAccelerator(OwnAccelerator):
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for rank, tensor in enumerate(inputs):
-                batch.send(described(as_bytes(tensor)), to=rank)
-            batch.recv(described(as_bytes(_writable(outputs[0], finishes))), source=opts.rootRank)
+                batch.send(describe_tensor(as_bytes(tensor)), to=rank)
+            batch.recv(describe_tensor(as_bytes(_writable(outputs[0], finishes))), source=opts.rootRank)
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
@@ -259,9 +259,9 @@ class NcclAccelerator(OwnAccelerator):
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for rank, (output, tensor) in enumerate(zip(outputs, inputs, strict=True)):
                 if tensor.numel():
-                    batch.send(described(as_bytes(tensor)), to=rank)
+                    batch.send(describe_tensor(as_bytes(tensor)), to=rank)
                 if output.numel():
-                    batch.recv(described(as_bytes(_writable(output, finishes))), source=rank)
+                    batch.recv(describe_tensor(as_bytes(_writable(output, finishes))), source=rank)
 
         return self._run(opts, [*outputs, *inputs], outputs, add)
 
@@ -287,7 +287,7 @@ class NcclAccelerator(OwnAccelerator):
 
         def add(batch: NcclBatch, _: list[Finish]) -> None:
             for tensor in tensors:
-                batch.send(described(as_bytes(tensor)), to=to)
+                batch.send(describe_tensor(as_bytes(tensor)), to=to)
 
         return self._run(None, tensors, tensors, add)
 
@@ -297,7 +297,7 @@ class NcclAccelerator(OwnAccelerator):
 
         def add(batch: NcclBatch, finishes: list[Finish]) -> None:
             for tensor in tensors:
-                batch.recv(described(as_bytes(_writable(tensor, finishes))), source=source)
+                batch.recv(describe_tensor(as_bytes(_writable(tensor, finishes))), source=source)
 
         return self._run(None, tensors, tensors, add)
 
@@ -319,13 +319,13 @@ class NcclAccelerator(OwnAccelerator):
         self, opts: Any, used: Tensors, outputs: Tensors, add: Callable[[NcclBatch, list[Finish]], None]
     ) -> NcclWork | CompletedWork:
         """Put the operations that ``add`` adds on a stream, with the copies before and after them."""
-        operation = _Operation(opts, used, outputs, add)
+        operation = _NcclOperation(opts, used, outputs, add)
         if self._coalesced.items is None:
             return self._run_together([operation])
         self._coalesced.items.append(operation)
         return CompletedWork(outputs)  # which torch drops: it waits for the work of all coalesced operations
 
-    def _run_together(self, operations: Sequence[_Operation]) -> NcclWork:
+    def _run_together(self, operations: Sequence[_NcclOperation]) -> NcclWork:
         first, *others = operations
         timeout_s = max(
             seconds(getattr(operation.opts, "timeout", None)) or self._timeout_s for operation in operations
@@ -399,7 +399,7 @@ def _writable(tensor: torch.Tensor, finishes: list[Finish], *, keep: bool = Fals
     return buffer
 
 
-def described(tensor: torch.Tensor) -> DeviceArray:
+def describe_tensor(tensor: torch.Tensor) -> DeviceArray:
     """The description of a contiguous tensor for sparkdl's NCCL; it keeps the tensor alive."""
     return DeviceArray(
         pointer=tensor.data_ptr(),

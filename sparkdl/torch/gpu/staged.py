@@ -106,7 +106,7 @@ class StagedMessage(StagedWork):
         self._noting = threading.Lock()
         self._actions: list[Callable[[], None]] = []
 
-    def started(self, host_work: Any) -> None:
+    def set_host_work(self, host_work: Any) -> None:
         """Record the host work of the message."""
         self._host_work = host_work
         self._is_started.set()
@@ -352,7 +352,7 @@ class StagedAccelerator(OwnAccelerator):
                 self._fail(error)
                 message.end(None, error)
             else:
-                message.started(host_work)
+                message.set_host_work(host_work)
                 host_work.when_done(lambda: self._finishes.put(message.finish))
 
         self._starts.put(carry_out)

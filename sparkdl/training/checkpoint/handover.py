@@ -106,7 +106,7 @@ class Handover:
                 callback may communicate. None if it cannot.
         """
         if keeps is not None and self._border is not None and self._border.held is None:
-            self._border = replace(self._border, held=_held(keeps, self._border))
+            self._border = replace(self._border, held=_hold(keeps, self._border))
         self._change = change
         self._is_asked_to_leave = meter.share(float(self.context.is_to_leave)) > 0
         self._change = None
@@ -154,7 +154,7 @@ class Handover:
             wants_to_stop=trainer.control.wants_to_stop,
         )
         if trainer.distribution.local is not None:
-            border = replace(border, held=_held(trainer, border))
+            border = replace(border, held=_hold(trainer, border))
         self._border = border
 
     def leave_if_asked(self) -> None:
@@ -201,7 +201,7 @@ class Handover:
             "meter": border.meter(),
         }
         self._own = write_rank_state(of_rank)
-        self._held = border.held or _held(trainer, border)
+        self._held = border.held or _hold(trainer, border)
         self._border = None
 
     def meet(self, spec: TrainingSpec, dataset: ParquetDataset, communicator: Communicator) -> Choice:
@@ -268,5 +268,5 @@ class Handover:
         return self._held
 
 
-def _held(trainer: Trainer, border: Border) -> HeldCheckpoint:
+def _hold(trainer: Trainer, border: Border) -> HeldCheckpoint:
     return trainer.checkpoints.hold(border.where, trainer.history, has_steps=border.has_steps)

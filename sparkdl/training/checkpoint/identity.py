@@ -74,7 +74,7 @@ def describe_optimizer(optimizer: Optimizer, module: nn.Module) -> dict[str, str
     """Return the options of an optimizer for each of its groups of parameters, and which parameters those are."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = [
-        _listed(
+        _join_pairs(
             {
                 name: value
                 for name, value in sorted(group.items())
@@ -118,9 +118,9 @@ def _text_of(value: object) -> str:
     if options is not None and options.frozen:
         names = (field.name for field in dataclasses.fields(cast("Any", value)))
         fields = {name: getattr(value, name) for name in names}
-        return f"{type(value).__qualname__}({_listed(fields)})"
+        return f"{type(value).__qualname__}({_join_pairs(fields)})"
     if isinstance(value, Mapping):
-        return _short(f"{{{_listed({str(name): item for name, item in value.items()})}}}")
+        return _short(f"{{{_join_pairs({str(name): item for name, item in value.items()})}}}")
     if isinstance(value, tuple | list):
         return _short(f"[{', '.join(map(_text_of, value))}]")
     return str(getattr(value, "__qualname__", type(value).__qualname__))
@@ -134,10 +134,10 @@ def _options(module: nn.Module) -> str:
         for name, value in sorted(vars(module).items())
         if name != "training" and not name.startswith("_") and value is not None and is_plain(value)
     }
-    return _listed(plain)
+    return _join_pairs(plain)
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def _join_pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(_pairs(values))
 
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.model.saved_model import load_model
-from sparkdl.model.served_columns import as_trained
+from sparkdl.model.served_columns import to_column_dtype
 from sparkdl.model.served_model import PyfuncModel
 from tests.servers.fresh_mlflow import tracked
 from tests.spark.estimators.estimator_examples import store_is_empty
@@ -111,12 +111,12 @@ def test_a_fitted_classifier_is_exported_and_onnx_runtime_computes_what_transfor
     _, model = classified
     model.export(str(tmp_path / "people.onnx"), example=people.limit(8))
     session = runtime.InferenceSession(tmp_path / "people.onnx")
-    assert [given.name for given in session.get_inputs()] == ["numeric features", "categorical features"]
+    assert [entry.name for entry in session.get_inputs()] == ["numeric features", "categorical features"]
     scored = model.transform(people.limit(5)).toPandas()
     # The lines of docs/trained_elsewhere.md.
     inputs = model.saved.signature.inputs
-    columns = {column.name: as_trained(scored[column.name], column) for column in inputs.columns}
-    tensors = inputs.tensors(inputs.prepared(columns), torch.device("cpu"))
+    columns = {column.name: to_column_dtype(scored[column.name], column) for column in inputs.columns}
+    tensors = inputs.tensors(inputs.prepare_batch(columns), torch.device("cpu"))
     (scores,) = session.run(None, {name: tensor.numpy() for name, tensor in tensors.items()})
     expected = np.stack([vector.toArray() for vector in scored["probability"]])
     np.testing.assert_allclose(torch.tensor(scores).softmax(1), expected, rtol=1e-4, atol=1e-6)
@@ -162,7 +162,7 @@ def test_a_grid_over_layers_and_learning_rates_chooses_a_regressor(people, tmp_p
         seed=1,
     )
     model = tuning.fit(people)
-    assert [len(each.module.layers) for each in model.subModels] == [1, 4]
+    assert [len(fitted.module.layers) for fitted in model.subModels] == [1, 4]
     untrained, trained = model.validationMetrics
     assert untrained < 0.5
     assert trained > 0.7

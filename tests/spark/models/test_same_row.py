@@ -18,7 +18,7 @@ from torch import nn
 
 import sparkdl.mlflow
 from sparkdl.data import Column
-from sparkdl.data.spark.columns import quoted
+from sparkdl.data.spark.columns import quote
 from sparkdl.estimators import TorchEstimator, TorchModel
 from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.saved_model import SavedModel
@@ -131,7 +131,7 @@ def compare_ways(spark, ways, data):
 
         told = list(map(expected, complete))
         df = frame_of(spark, complete, 1).withColumn(TIME, F.unix_micros(F.col(TIME)))
-        arguments = F.struct(*(F.col(quoted(column.name)) for column in COLUMNS))
+        arguments = F.struct(*(F.col(quote(column.name)) for column in COLUMNS))
         found = df.select("row", udf(arguments).getField("prediction").alias("prediction")).collect()
         assert {row.row: row.prediction for row in found} == dict(enumerate(told))
         frame = df.orderBy("row").toPandas()
@@ -151,7 +151,7 @@ BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def frame_of(spark, rows, num_partitions):
-    schema = ", ".join(f"{quoted(column.name)} {kind}" for column, kind in zip(COLUMNS, SCHEMA, strict=True))
+    schema = ", ".join(f"{quote(column.name)} {kind}" for column, kind in zip(COLUMNS, SCHEMA, strict=True))
     df = spark.createDataFrame([(index, *row) for index, row in enumerate(rows)], f"row bigint, {schema}")
     return (
         df.repartition(num_partitions)
@@ -175,14 +175,14 @@ def test_a_row_has_the_same_prediction_over_http(ways, rows, form):
     answer = scoring_server.invocations(
         json.dumps({form: body}), "application/json", pyfunc, pyfunc.metadata.get_input_schema()
     )
-    found = [each["prediction"] for each in json.loads(answer.response)["predictions"]]
+    found = [prediction["prediction"] for prediction in json.loads(answer.response)["predictions"]]
     assert found == list(map(expected, rows))
 
 
 def as_json(name: str, value: Any) -> Any:
     """A value as JavaScript and Go write it: whole numbers without a fraction, times in UTC."""
     if isinstance(value, list):
-        return [as_json(name, each) for each in value]
+        return [as_json(name, item) for item in value]
     if name == TIME:
         text = str(np.int64(value).view("datetime64[us]"))
         return f"{text}Z"
@@ -201,7 +201,7 @@ def test_clock_times_of_the_session_are_refused_for_instants(spark, ways, way):
         if way == "toPandas":
             pyfunc.predict(df.toPandas())
         else:
-            df.select(udf(F.struct(*map(quoted, df.columns)))).collect()
+            df.select(udf(F.struct(*map(quote, df.columns)))).collect()
 
 
 @pytest.mark.parametrize(

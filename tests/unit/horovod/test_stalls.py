@@ -30,17 +30,17 @@ def test_warning_names_only_requests_that_stay_missing(caplog: pytest.LogCapture
 
 def test_missing_request_is_stalled_until_it_has_run() -> None:
     watch = StallWatch("world", warn_after_s=None, abort_after_s=1e-9)
-    assert watch.stalled() == {}
+    assert watch.find_stalled() == {}
     missing = {"allreduce.a": [1], "allreduce.b": [0]}
     watch.note(missing)
-    while set(watch.stalled()) != set(missing):
+    while set(watch.find_stalled()) != set(missing):
         pass
-    assert watch.stalled() == {"allreduce.a": 1e-9, "allreduce.b": 1e-9}
+    assert watch.find_stalled() == {"allreduce.a": 1e-9, "allreduce.b": 1e-9}
     watch.note_run("allreduce.a")  # no report of the ranks shows that it is no longer missing
-    assert set(watch.stalled()) == {"allreduce.b"}
+    assert set(watch.find_stalled()) == {"allreduce.b"}
     patient = StallWatch("world", warn_after_s=None)
     patient.note(missing)
-    assert patient.stalled() == {}
+    assert patient.find_stalled() == {}
 
 
 def test_all_ranks_give_up_a_request_that_one_rank_reports_as_stalled() -> None:

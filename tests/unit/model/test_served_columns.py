@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError
-from sparkdl.model.served_columns import as_trained
+from sparkdl.model.served_columns import to_column_dtype
 
 
 def number(dtype, shape=()):
@@ -35,7 +35,7 @@ def number(dtype, shape=()):
 def test_missing_values_are_counted_and_the_first_is_named(values, dtype, message):
     for allow_nan in [False, True] if dtype in ("int64", "bool") else [False]:
         with pytest.raises(DataError, match=f"'x' holds null or NaN {message}"):
-            as_trained(pd.Series(values), number(dtype), allow_nan=allow_nan)
+            to_column_dtype(pd.Series(values), number(dtype), allow_nan=allow_nan)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_missing_values_are_counted_and_the_first_is_named(values, dtype, messag
 )
 def test_values_that_the_trained_dtype_cannot_hold_are_named(values, dtype, message):
     with pytest.raises(DataError, match=message):
-        as_trained(pd.Series(values), number(dtype))
+        to_column_dtype(pd.Series(values), number(dtype))
 
 
 def holds(dtype, value):
@@ -72,9 +72,9 @@ def test_numbers_are_converted_exactly_or_refused(values, dtype):
     rows = pd.Series(values, dtype=object)
     if not all(holds(dtype, value) for value in values):
         with pytest.raises(DataError):
-            as_trained(rows, number(dtype))
+            to_column_dtype(rows, number(dtype))
         return
-    found = as_trained(rows, number(dtype))
+    found = to_column_dtype(rows, number(dtype))
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, [np.dtype(dtype).type(value) for value in values])
 
@@ -86,12 +86,12 @@ def test_numbers_are_converted_exactly_or_refused(values, dtype):
 def test_rows_have_the_shape_of_training_or_are_flat(shape, given):
     for rows in ([given, given], np.array([given, given], np.float32)):
         np.testing.assert_array_equal(
-            as_trained(rows, number("float32", shape))[1], np.arange(1, 7).reshape(shape)
+            to_column_dtype(rows, number("float32", shape))[1], np.arange(1, 7).reshape(shape)
         )
     turned = np.transpose(np.reshape(given, (2, 3))).tolist()
     for rows in ([given, turned], np.array([turned], np.float32)):
         with pytest.raises(DataError, match=r"has the shape \(3, 2\), and"):
-            as_trained(rows, number("float32", shape))
+            to_column_dtype(rows, number("float32", shape))
 
 
 def ragged(*lengths, element=("number", "float32")):
@@ -102,19 +102,19 @@ def test_arrays_of_arrays_are_matrices():
     """In this form Arrow gives nested lists to pandas 3."""
     row = np.empty(2, object)
     row[:] = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
-    (matrix,) = as_trained([row], number("float64", (2, 2)))
+    (matrix,) = to_column_dtype([row], number("float64", (2, 2)))
     np.testing.assert_array_equal(matrix, [[1.0, 2.0], [3.0, 4.0]])
     row[1] = np.array([3.0])
     with pytest.raises(DataError, match="Row 0 of column 'x' has lists that differ in length"):
-        as_trained([row], number("float64", (2, 2)))
+        to_column_dtype([row], number("float64", (2, 2)))
 
 
 def test_ragged_rows_are_nested_as_in_training():
-    pairs = as_trained([[[1, 2], [3, 4], [5, 6]], []], ragged(None, 2))
+    pairs = to_column_dtype([[[1, 2], [3, 4], [5, 6]], []], ragged(None, 2))
     assert [row.shape for row in pairs] == [(3, 2), (0, 2)]
-    (uneven,) = as_trained([[[1, 2], [3]]], ragged(None, None))
+    (uneven,) = to_column_dtype([[[1, 2], [3]]], ragged(None, None))
     assert [inner.tolist() for inner in uneven] == [[1.0, 2.0], [3.0]]
-    (words,) = as_trained([["a", "b"]], ragged(None, element=("string", "object")))
+    (words,) = to_column_dtype([["a", "b"]], ragged(None, element=("string", "object")))
     assert words.tolist() == ["a", "b"]
     for rows, column, message in (
         ([[1, 2], [1, None]], ragged(None), "'x' holds null or NaN in 1 of 2 rows, .* row 1"),
@@ -127,7 +127,7 @@ def test_ragged_rows_are_nested_as_in_training():
         ([[[1, 2, 3]]], ragged(None, 2), "Row 0 of column 'x' has the shape .1, 3., .* lists of 2"),
     ):
         with pytest.raises(DataError, match=message):
-            as_trained(rows, column)
+            to_column_dtype(rows, column)
 
 
 INSTANTS = Column(name="t", dtype="datetime64[us]", kind="timestamp", is_utc=True)
@@ -154,9 +154,9 @@ def test_every_form_of_an_instant_is_the_same_one(micros, offset):
     if abs(micros) < 9 * 10**15:
         forms += [float(micros), pd.Timestamp(instant)]
         frame = pd.Series(pd.to_datetime([micros], unit="us", utc=True)).dt.tz_convert("Africa/Monrovia")
-        assert as_trained(frame, INSTANTS).astype(np.int64).tolist() == [micros]
+        assert to_column_dtype(frame, INSTANTS).astype(np.int64).tolist() == [micros]
     for column in (INSTANTS, CLOCK_TIMES):
-        found = as_trained(pd.Series(forms, dtype=object), column)
+        found = to_column_dtype(pd.Series(forms, dtype=object), column)
         assert found.dtype == "datetime64[us]"
         assert found.astype(np.int64).tolist() == [micros] * len(forms)
 
@@ -174,7 +174,7 @@ NAIVE = [
 
 @pytest.mark.parametrize("value", NAIVE, ids=str)
 def test_clock_times_are_taken_only_where_the_training_had_them(value):
-    micros = as_trained(pd.Series([value], dtype=object), CLOCK_TIMES).astype(np.int64).tolist()
+    micros = to_column_dtype(pd.Series([value], dtype=object), CLOCK_TIMES).astype(np.int64).tolist()
     assert micros in ([1769860800000000], [1769817600000000])
     nested = np.empty(1, object)
     nested[0] = np.array([value, value]) if isinstance(value, np.datetime64) else [value, value]
@@ -184,7 +184,7 @@ def test_clock_times_are_taken_only_where_the_training_had_them(value):
         "lengths": (None,),
         "element": ("timestamp", "datetime64[us]"),
     }
-    found = as_trained(nested, Column(name="t", **arrays))
+    found = to_column_dtype(nested, Column(name="t", **arrays))
     assert found[0].astype(np.int64).tolist() == micros * 2
     for rows, column in (
         (pd.Series([value]), INSTANTS),
@@ -192,16 +192,16 @@ def test_clock_times_are_taken_only_where_the_training_had_them(value):
         (nested, Column(name="t", is_utc=True, **arrays)),
     ):
         with pytest.raises(DataError, match="'t' holds the clock time 2026-01-31.*unix_micros"):
-            as_trained(rows, column)
+            to_column_dtype(rows, column)
 
 
 def test_nanoseconds_are_rounded_down_as_in_training():
     stamps = pd.to_datetime(pd.Series([-1, 1999], dtype="int64"), unit="ns")
-    assert as_trained(stamps, CLOCK_TIMES).astype(np.int64).tolist() == [-1, 1]
-    assert as_trained(stamps.dt.tz_localize("UTC"), INSTANTS).astype(np.int64).tolist() == [-1, 1]
+    assert to_column_dtype(stamps, CLOCK_TIMES).astype(np.int64).tolist() == [-1, 1]
+    assert to_column_dtype(stamps.dt.tz_localize("UTC"), INSTANTS).astype(np.int64).tolist() == [-1, 1]
 
 
 @pytest.mark.parametrize("value", ["noon", 0.5, True, b"2026", "2026-13-01T00:00:00Z", math.inf, 2**63])
 def test_what_is_no_timestamp_is_an_error(value):
     with pytest.raises(DataError, match="'t' holds .* is not a timestamp"):
-        as_trained(pd.Series([value], dtype=object), INSTANTS)
+        to_column_dtype(pd.Series([value], dtype=object), INSTANTS)

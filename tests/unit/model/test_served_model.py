@@ -14,7 +14,7 @@ from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
 from sparkdl.model.predictor import Predictor, decide
 from sparkdl.model.saved_model import SavedModel
-from sparkdl.model.served_columns import as_trained
+from sparkdl.model.served_columns import to_column_dtype
 from sparkdl.model.served_model import PyfuncModel
 from sparkdl.model.signature import ModelOutput
 from tests.training.signatures import make_inputs, make_signature
@@ -107,7 +107,7 @@ def test_columns_reach_the_function_that_prepares_them_in_their_own_dtypes():
         "words": ("object", (1, 2)),
         "day": ("datetime64[D]", (1,)),
     }
-    (tokens,) = as_trained(frame["tokens"], columns["tokens"])
+    (tokens,) = to_column_dtype(frame["tokens"], columns["tokens"])
     assert (tokens.dtype.name, tokens.tolist()) == ("int16", [3, 4, 5])
 
 

@@ -29,8 +29,8 @@ from sparkdl.networks.images import (
     ImageInputs,
     ImageNetwork,
     ResidualNetwork,
-    brought_to,
     encoded_size,
+    resize_images,
 )
 from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 
@@ -157,17 +157,17 @@ def test_an_array_with_nan_is_named_by_its_row():
 )
 def test_images_of_any_size_are_brought_to_the_wanted_size(size, wanted, mode, dtype):
     images = np.full((2, 3, *size), 7, dtype)
-    made = brought_to(images, wanted, mode)
+    made = resize_images(images, wanted, mode)
     assert (made.shape, made.dtype) == ((2, 3, *wanted), dtype)
     np.testing.assert_allclose(made, 7, rtol=1e-5)
-    np.testing.assert_array_equal(brought_to(images[0], wanted, mode), made[0])
+    np.testing.assert_array_equal(resize_images(images[0], wanted, mode), made[0])
 
 
 def test_crop_keeps_the_middle_and_stretch_keeps_all():
     image = np.zeros((1, 4, 12), np.uint8)
     image[..., :4], image[..., 4:8], image[..., 8:] = 10, 20, 30
-    np.testing.assert_array_equal(brought_to(image, (4, 4), "crop"), np.full((1, 4, 4), 20))
-    stretched = brought_to(image, (4, 6), "stretch")
+    np.testing.assert_array_equal(resize_images(image, (4, 4), "crop"), np.full((1, 4, 4), 20))
+    stretched = resize_images(image, (4, 6), "stretch")
     assert stretched.min() == 10
     assert stretched.max() == 30
 
@@ -283,7 +283,9 @@ def test_weights_of_a_file_are_loaded_except_a_layer_for_other_classes(
     elif ending == "pt":
         torch.save(weights, path)
     else:
-        torch.save({"epoch": 3, "state_dict": {f"module.{key}": each for key, each in weights.items()}}, path)
+        torch.save(
+            {"epoch": 3, "state_dict": {f"module.{key}": weight for key, weight in weights.items()}}, path
+        )
     loaded = make_backbone(TORCHVISION, num_outputs=num_outputs, weights=path).state_dict()
     for key, tensor in weights.items():
         is_loaded = num_outputs == 5 or not key.startswith("classifier")

@@ -8,7 +8,7 @@ import torch
 from sparkdl.errors import ParamError, SavedModelError
 from sparkdl.estimators.ready_made.language import LanguageModelModel, text_model
 from sparkdl.model.weights_file import map_weights, write_weights
-from sparkdl.networks.adapters import merged
+from sparkdl.networks.adapters import merge_into_weights
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import LanguageNetwork, TokenNumbers, learn_tokenizer
@@ -74,7 +74,7 @@ def test_trained_weights_of_a_bfloat16_folder_are_float32(tokenizer, tmp_path, w
     for name, weight in whole.named_parameters():
         assert torch.equal(weight, stored.get_parameter(name).float()), name
     _, adapted = load_language_folder(folder, lora_rank=2, seed=0, without_weights=without_weights)
-    dtypes = {(each.requires_grad, each.dtype) for each in adapted.parameters()}
+    dtypes = {(parameter.requires_grad, parameter.dtype) for parameter in adapted.parameters()}
     assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
 
 
@@ -96,7 +96,7 @@ def test_a_folder_with_adapters_is_saved_with_them_in_its_weights(tokenizer, tmp
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight)
-    model = model_of(merged(adapted), found)
+    model = model_of(merge_into_weights(adapted), found)
     model.save_pretrained(tmp_path / "second")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "second").eval()
     tokens = torch.tensor([[5, 6, 7]])
@@ -126,7 +126,7 @@ def test_adapters_of_experts_are_merged_into_the_weights_of_all_experts(tokenize
         for weight in adapters:
             torch.nn.init.normal_(weight)
         expected = adapted(input_ids=tokens).logits
-        found = merged(adapted)(input_ids=tokens).logits
+        found = merge_into_weights(adapted)(input_ids=tokens).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(before, expected, atol=1e-3)
 
@@ -150,7 +150,7 @@ def test_adapters_are_merged_without_holding_the_weights_in_memory(tmp_path):
         setattr(adapted.get_submodule(layer), attribute, torch.nn.Parameter(weight, requires_grad=False))
     del weight
     with memory_watched() as growth:
-        model = merged(adapted)
+        model = merge_into_weights(adapted)
     assert sum(tensor.nbytes for tensor in model.state_dict().values()) > 500 << 20
     assert growth.peak_bytes < 200 << 20
 

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from sparkdl.training.device_batches import Copy, copied_ahead
+from sparkdl.training.device_batches import Copy, copy_ahead
 
 
 @pytest.mark.parametrize(("rows", "most"), [(256, 4), (1024, 1), (5000, 1), (1, 9)])
@@ -22,7 +22,7 @@ def test_batches_are_copied_ahead_up_to_the_byte_limit_and_at_least_one(rows: in
             begun.release()
             yield {"x": torch.zeros(rows, 3), "y": torch.zeros(rows)}, None
 
-    ahead = copied_ahead(copies(), max_bytes=16 * 1024)
+    ahead = copy_ahead(copies(), max_bytes=16 * 1024)
     for _ in range(most):
         assert begun.acquire(timeout=60)
     ahead.close()

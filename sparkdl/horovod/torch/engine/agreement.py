@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.collective import Communicator, Deadline
-from sparkdl.collective.telemetry.stalls import NotedWait, numbered
+from sparkdl.collective.telemetry.stalls import NotedWait, describe_communicator
 from sparkdl.errors import CommunicatorTimeoutError, MismatchError
 from sparkdl.horovod.torch.engine.plan import (
     RequestReport,
@@ -177,7 +177,7 @@ class Agreement:
         self._outstanding = outstanding
         self._make_stand_in = make_stand_in
         self.ended_alike = False
-        self._process_set = numbered(communicator.name, communicator.world_ranks)
+        self._process_set = describe_communicator(communicator.name, communicator.world_ranks)
         check = communicator.stall_check
         self._stalls = StallWatch(
             self._process_set, warn_after_s=check.warn_after_s, abort_after_s=check.abort_after_s
@@ -238,7 +238,7 @@ class Agreement:
         return RequestReport(
             requests=tuple(request.description for request in requests),
             awaited=frozenset(request.description.name for request in requests if request.blocks_caller),
-            stalled=self._stalls.stalled(),
+            stalled=self._stalls.find_stalled(),
             clashing=frozenset(self._clashes.older_than(_GRACE_S)),
         )
 

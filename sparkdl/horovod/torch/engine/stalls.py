@@ -89,7 +89,7 @@ class StallWatch:
         self._ages.forget(name)
         self._warned_at.pop(name, None)
 
-    def stalled(self) -> dict[str, float]:
+    def find_stalled(self) -> dict[str, float]:
         """The requests that have been missing for too long, with the seconds that are allowed."""
         if self._abort_after_s is None:
             return {}

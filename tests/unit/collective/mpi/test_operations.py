@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.collective.mpi.operations import JOIN, Signature, agree
+from sparkdl.collective.mpi.operations import JOIN, Signature, agree_on_signature
 from sparkdl.errors import MismatchError
 
 GRAD = Signature(kind="allreduce", name="grad", dtype="float32", size=10, op="sum")
@@ -52,7 +52,7 @@ def test_signature_survives_its_way_to_other_ranks(signature: Signature) -> None
 def test_disagreement_says_which_ranks_said_what() -> None:
     other = Signature(kind="allreduce", name="grad", dtype="float32", size=11, op="sum")
     with pytest.raises(MismatchError) as caught:
-        agree([GRAD, other, GRAD], 17)
+        agree_on_signature([GRAD, other, GRAD], 17)
     assert str(caught.value) == (
         "the ranks disagree about operation 17: ranks 0, 2 said allreduce 'grad' of 10 float32 by sum;"
         " rank 1 said allreduce 'grad' of 11 float32 by sum"
@@ -61,9 +61,9 @@ def test_disagreement_says_which_ranks_said_what() -> None:
 
 def test_joined_ranks_do_not_affect_the_agreement_of_the_others() -> None:
     joined = Signature(kind=JOIN, joined_at=3)
-    assert agree([joined, GRAD, joined], 4) == GRAD
+    assert agree_on_signature([joined, GRAD, joined], 4) == GRAD
     with pytest.raises(MismatchError, match=r"ranks 0, 2 said join; rank 1 said broadcast"):
-        agree([joined, Signature(kind="broadcast", dtype="int8", size=3, root=1), joined], 4)
+        agree_on_signature([joined, Signature(kind="broadcast", dtype="int8", size=3, root=1), joined], 4)
 
 
 def exchange(sends: list[list[int]], receives: list[list[int]]) -> list[Signature]:
@@ -81,7 +81,7 @@ def test_exchange_is_balanced_if_each_rank_receives_what_the_others_send() -> No
     signatures = exchange([[1, 2, 3], [0, 0, 9], [4, 5, 6]], [[1, 0, 4], [2, 0, 5], [3, 9, 6]])
     assert balance(signatures) == 0
     assert len({signature.digest for signature in signatures}) == 1
-    assert agree(signatures, 0).kind == "alltoall"
+    assert agree_on_signature(signatures, 0).kind == "alltoall"
 
 
 def test_unbalanced_exchange_names_ranks_and_counts() -> None:
@@ -89,4 +89,4 @@ def test_unbalanced_exchange_names_ranks_and_counts() -> None:
     signatures = exchange([[1, 2], [3, 4]], [[1, 2], [3, 4]])
     assert balance(signatures) != 0
     with pytest.raises(MismatchError, match="rank 0 sends 2 elements to rank 1, which expects 3"):
-        agree(signatures, 0)
+        agree_on_signature(signatures, 0)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from sparkdl.data.feed.shards import (
     divide_rows,
-    divided_rows,
     rows_per_rank,
+    split_evenly,
     steps_per_epoch,
 )
 from sparkdl.errors import DataError, ShardingError
@@ -40,7 +40,7 @@ def test_shards_differ_by_at_most_one_row_and_none_has_empty_ranges(
     sizes = [sum(len(rows) for _, rows in shard) for shard in shards]
     assert len(shards) == world_size
     assert max(sizes) - min(sizes) <= 1
-    assert sizes == divided_rows(sum(row_counts), world_size)
+    assert sizes == split_evenly(sum(row_counts), world_size)
     assert all(len(rows) > 0 for shard in shards for _, rows in shard)
 
 

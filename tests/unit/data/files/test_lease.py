@@ -15,7 +15,7 @@ import pytest
 
 from sparkdl.data.files import lease as lease_module
 from sparkdl.data.files.filesystems import open_location
-from sparkdl.data.files.lease import LEASE_S, Lease, check_lease, hold_alone, modified
+from sparkdl.data.files.lease import LEASE_S, Lease, check_lease, hold_alone, modification_time
 from sparkdl.errors import CheckpointError, CheckpointsInUseError, StoreError
 from tests.collective.eventually import eventually
 
@@ -199,13 +199,13 @@ def test_checkpoint_folder_that_cannot_be_read_is_a_store_error(tmp_path, monkey
 @pytest.mark.parametrize("is_late", [True, False])
 def test_renewals_find_out_that_a_lease_is_lost(tmp_path, monkeypatch, is_late):
     def modified_then_gone(location, name):
-        when = modified(location, name)
+        when = modification_time(location, name)
         if name.startswith(KIND):
             (tmp_path / name).unlink()
         return when
 
     monkeypatch.setattr(lease_module, "RENEWAL_S", 0.001)
-    monkeypatch.setattr(lease_module, "modified", modified_then_gone)
+    monkeypatch.setattr(lease_module, "modification_time", modified_then_gone)
     if is_late:
         monkeypatch.setattr(lease_module, "LEASE_S", 0.0)
     before = set(threading.enumerate())

@@ -98,9 +98,9 @@ def test_soft_labels_are_refused_where_rows_are_weighted_or_repeated(tmp_path):
             head_of(dataset, **binary, **balancing)
     given = head_of(dataset, **binary, classWeights=[1, 3])
     with pytest.raises(DataError, match="'share' holds 0.7"):
-        given.encoded(np.array([1.0, 0.7]))
+        given.encode(np.array([1.0, 0.7]))
     assert given.row_weights(torch.tensor([0.0, 1.0, 0.5]), None).tolist() == [1, 3, 2]
-    assert head_of(dataset, **binary).encoded(np.array([0.7])).tolist() == [0.7]
+    assert head_of(dataset, **binary).encode(np.array([0.7])).tolist() == [0.7]
 
 
 def test_ignored_labels_have_no_weight(unequal):
@@ -133,7 +133,7 @@ def test_balanced_sampling_repeats_rows_of_rarer_classes_and_weights_make_the_re
                 (row, value) for batch in feed.epoch(1) for row, value in zip(*batch.values(), strict=True)
             ]
     times = Counter(shards)
-    numbers = spec.heads[0].label.encoded(
+    numbers = spec.heads[0].label.encode(
         np.array([value for _, value in times], dtype=object if label == "kind" else int)
     )
     of_class = [Counter() for _ in COUNTS]

@@ -34,7 +34,7 @@ def test_labels_are_indexed_unless_they_are_numbers_from_0(dataset, label, chang
 def test_label_that_no_row_had_is_named_on_the_rank(dataset):
     label = prepare_fit(make_estimator(labelCol="kind"), dataset).spec.heads[0].label
     with pytest.raises(DataError, match="'kind' holds 'quince', .* 3 classes .*'apple', 'pear'"):
-        label.encoded(np.array(["pear", "quince"], dtype=object))
+        label.encode(np.array(["pear", "quince"], dtype=object))
 
 
 FOUR = {"model": nn.Linear(4, 4)}
@@ -54,7 +54,7 @@ def test_labels_param_defines_the_classes_in_order_although_rows_lack_one(
     (head,) = fit.spec.heads
     assert head.label.classes == fit.signature.outputs[0].classes == tuple(changes["labels"])
     given = np.array(values, dtype=object) if label == "kind" else np.array(values)
-    assert head.label.encoded(given).tolist() == numbers
+    assert head.label.encode(given).tolist() == numbers
 
 
 def test_labels_param_encodes_a_column_of_doubles(tmp_path):
@@ -63,9 +63,9 @@ def test_labels_param_encodes_a_column_of_doubles(tmp_path):
     named = make_estimator(labels=[20, 10], model=nn.Linear(4, 2))
     (head,) = prepare_fit(named, scan_dataset(str(tmp_path))).spec.heads
     assert head.label.dtype == "int64"
-    assert head.label.encoded(np.array([10.0, 20.0])).tolist() == [1, 0]
+    assert head.label.encode(np.array([10.0, 20.0])).tolist() == [1, 0]
     with pytest.raises(DataError, match=r"'number' holds 30\.0, which is none of the 2 classes"):
-        head.label.encoded(np.array([10.0, 30.0]))
+        head.label.encode(np.array([10.0, 30.0]))
 
 
 def test_labels_param_of_numbers_from_0_needs_no_encoding_and_allows_an_ignore_index(tmp_path):

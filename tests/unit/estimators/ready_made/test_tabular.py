@@ -103,7 +103,7 @@ def test_class_that_only_validation_rows_have_is_a_class_of_the_model(tmp_path):
     assert learn(TorchClassifier(**marked), rows).signature.outputs[0].classes == ("a", "b", "c")
     label = learn(TorchClassifier(**marked, labels=["a", "b"]), rows).spec.heads[0].label
     with pytest.raises(DataError, match="'kind' holds 'c', .* 2 classes of the fit: 'a', 'b'"):
-        label.encoded(np.array(["a", "c"], dtype=object))
+        label.encode(np.array(["a", "c"], dtype=object))
 
 
 def test_single_numeric_column_needs_no_preparation(dataset):
@@ -146,7 +146,7 @@ LARGE = {
     "nanoseconds": {"x": lambda values, offset: (values * 4).astype(np.int64) + (offset and 17 * 10**17)},
     "negative": {"x": lambda values, offset: (values * 4).astype(np.int64) - (offset and 2**63 - 9)},
     "arrays of integers": {
-        "x": lambda values, offset: [[int(4 * each) + (offset and 2**60)] for each in values]
+        "x": lambda values, offset: [[int(4 * value) + (offset and 2**60)] for value in values]
     },
 }
 
@@ -294,8 +294,8 @@ def test_prediction_of_a_single_row_ignores_its_other_fields(dataset):
     assert model.predictProbability(Row(label="bee", when=None, **features)) == expected
     assert model.predictProbability({"label": b"", **features}) == expected
     alone = fitted(dataset, featuresCol="vector")
-    for each in (Row(vector=features["vector"], kind=None), features["vector"]):
-        assert alone.predictRaw(each) == alone.predictRaw({"vector": features["vector"]})
+    for row in (Row(vector=features["vector"], kind=None), features["vector"]):
+        assert alone.predictRaw(row) == alone.predictRaw({"vector": features["vector"]})
     assert alone.predictRaw([Decimal(1), 2, Decimal("3.0"), 4.0]) == alone.predictRaw(features["vector"])
 
 

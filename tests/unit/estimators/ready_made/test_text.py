@@ -150,14 +150,15 @@ def test_a_pretrained_model_brings_its_tokenizer_and_gets_a_layer_for_the_classe
     prepare = inputs.spec.inputs.prepare
     assert (prepare.tokenizer.pad_token, prepare.max_length) == ("<end>", 12)
     assert network.config.pad_token_id == prepare.tokenizer.eos_token_id
-    assert [each.name for each in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask"]
+    assert [entry.name for entry in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask"]
     model = SavedModel(inputs.spec.model, inputs.signature)
     save_model(model, tmp_path / "model")
     rows = {"text": np.array(["short", "a text of more letters than the model takes"], dtype=object)}
     answers = [
-        Predictor(each).answer(rows, ("probability",)) for each in (model, load_model(tmp_path / "model"))
+        Predictor(predicting).answer(rows, ("probability",))
+        for predicting in (model, load_model(tmp_path / "model"))
     ]
-    np.testing.assert_array_equal(*[each["name"]["probability"] for each in answers])
+    np.testing.assert_array_equal(*[answer["name"]["probability"] for answer in answers])
 
 
 PADDINGS = {"xlnet": "left", "fnet": "full"}
@@ -207,7 +208,7 @@ def test_model_gets_only_the_tokenizer_outputs_that_it_takes(dataset, pretrained
     for kind, taken in (("distilbert", []), ("bert", ["token_type_ids"])):
         folder = write_folder(tmp_path / kind, kind=kind, names=made)
         inputs = learned(dataset, folder)
-        assert [each.name for each in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask", *taken]
+        assert [entry.name for entry in inputs.spec.inputs.inputs] == ["input_ids", "attention_mask", *taken]
         assert inputs.spec.inputs.prepare.max_length == 12
 
 
@@ -229,7 +230,7 @@ def test_model_with_keyword_arguments_gets_all_tokenizer_outputs(dataset, pretra
     folder = write_folder(tmp_path / "handing on", kind="handing_on", names=made)
     inputs = learned(dataset, folder)
     assert type(inputs.spec.model.model) is HandingOn
-    assert [each.name for each in inputs.spec.inputs.inputs] == made
+    assert [entry.name for entry in inputs.spec.inputs.inputs] == made
 
 
 def test_learning_rate_param_applies_to_a_pretrained_model(pretrained):
@@ -401,7 +402,7 @@ def test_adapters_are_trained_in_place_of_pretrained_weights_and_merged_into_the
             if name in trained:
                 parameter.normal_()
     row = {"text": first_rows(dataset, ["text"])["text"][:1]}
-    inputs = fit.signature.inputs.tensors(fit.signature.inputs.prepared(row), torch.device("cpu"))
+    inputs = fit.signature.inputs.tensors(fit.signature.inputs.prepare_batch(row), torch.device("cpu"))
     with torch.no_grad():
         expected = network(*inputs.values())
         merge_adapters(network)

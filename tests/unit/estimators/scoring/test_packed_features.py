@@ -64,7 +64,7 @@ PREPARED = replace(ABC, prepare=lambda columns: columns)
 def test_a_function_of_the_users_own_gets_the_types_of_the_columns():
     rows = pa.array([[1, 2, 3], [4, 5, 2**60 + 1]], pa.list_(pa.int64()))
     packing = packing_of([T.LongType()] * 3, PREPARED)
-    found, absent = packing.unpacked(rows, PREPARED)
+    found, absent = packing.unpack(rows, PREPARED)
     assert absent is None
     expected = {"a": [1, 4], "b": [2, 5], "c": [3, 2**60 + 1]}
     assert {name: values.tolist() for name, values in found.items()} == expected

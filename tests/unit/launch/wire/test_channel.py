@@ -29,7 +29,7 @@ def link_to(channel: DriverChannel, rank: int = 0) -> DriverLink:
 
 def test_lines_and_events_arrive_in_order(channel: DriverChannel) -> None:
     with link_to(channel, rank=1) as link:
-        link.started()
+        link.report_start()
         link.line("one")
         link.event({"loss": 0.5})
     first, second = channel.next_message(10), channel.next_message(10)

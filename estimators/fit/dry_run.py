@@ -176,8 +176,8 @@ def try_step(spec: TrainingSpec, dataset: ParquetDataset) -> Gradients | None:
         evaluation = _try_user_step(objective, model, batch, gradients)
         if versions != [parameter._version for parameter in shared]:
             raise ParamError(
-                "Param trainStep changes weights of the model by itself, tried on the first rows. Return the loss, and "
-                "leave the weights to the optimizer."
+                "Param trainStep changed weights of the model when it was tried on the first rows. Return the loss; "
+                "the optimizer updates the weights."
             )
         try_optimizer(make_optimizer(spec.optimizer, model), shared)
         if spec.validation_rows is not None:

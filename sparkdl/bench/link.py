@@ -105,7 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
     rates = parse_rates(arguments.megabits)
     require("link", "torch")
     if reason := why_impossible():
-        raise ParamError(f"sparkdl bench link makes hosts of network namespaces: {reason}.")
+        raise ParamError(
+            f"sparkdl bench link needs network namespaces, and this machine does not allow them: {reason}."
+        )
     rows = []
     for megabits in rates:
         announce(f"measuring a link of {megabits:g} Mbit/s")

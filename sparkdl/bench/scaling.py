@@ -192,7 +192,9 @@ def _check_place(arguments: argparse.Namespace, most_ranks: int) -> None:
                 "--megabits makes hosts on this machine, and --master uses a cluster: choose one."
             )
         if reason := why_impossible():
-            raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
+            raise ParamError(
+                f"--megabits needs network namespaces, and this machine does not allow them: {reason}."
+            )
     if arguments.device == "cuda":
         if arguments.master or arguments.megabits:
             raise ParamError(
@@ -274,8 +276,8 @@ def _sizes(strategy: str, ranks: int, model: str) -> dict[str, int] | None:
         name, _, number = part.strip().partition("=")
         if name not in DIMENSIONS or name in sizes or (number and not (number.isdecimal() and int(number))):
             raise ParamError(
-                f"--strategies {strategy} is not understood; it is made of {', '.join(DIMENSIONS)}, with or without a "
-                "size, as tensor=2+shard."
+                f"--strategies {strategy} is not understood. Join {', '.join(DIMENSIONS)} by +, each with or without a "
+                "size, for example tensor=2+shard."
             )
         sizes[name] = int(number) if number else -1
     if set(sizes) - {"data", "shard"} and not JOBS[model].can_be_divided:
@@ -283,7 +285,8 @@ def _sizes(strategy: str, ranks: int, model: str) -> dict[str, int] | None:
         raise ParamError(f"--strategies {strategy}: {model} cannot be divided so; use --model {divisible}.")
     if list(sizes.values()).count(-1) > 1:
         raise ParamError(
-            f"--strategies {strategy} leaves more than one size open; give all but one, as shard=2."
+            f"--strategies {strategy} has several parts without a size. Give a size to all but one, for example "
+            "shard=2."
         )
     fixed = prod(size for size in sizes.values() if size > 0)
     if fixed < 1 or ranks % fixed or (-1 not in sizes.values() and "data" in sizes and fixed != ranks):

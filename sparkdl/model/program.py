@@ -57,7 +57,7 @@ class NetworkProgram(nn.Module):
         moved = fn(torch.empty(0, dtype=torch.float32))
         if moved.dtype != torch.float32:
             raise TypeError(
-                f"a network that was read from a file keeps its dtypes, and was asked for {moved.dtype}"
+                f"A network that was read from a file cannot be converted to {moved.dtype}: it keeps its dtypes."
             )
         if moved.device != self._device:
             self._load(moved.device)

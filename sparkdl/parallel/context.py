@@ -232,7 +232,9 @@ def _refuse(mask: object, dropout: float) -> None:
             "padding, or pack them and give documents, the number of the text of each position."
         )
     if dropout:
-        raise ParamError(f"Attention over shared sequences has no dropout, got {dropout}. Set it to 0.")
+        raise ParamError(
+            f"Attention over shared sequences does not support dropout, got dropout {dropout}. Set it to 0."
+        )
 
 
 class _AttentionMode(TorchFunctionMode):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import begin_equal
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
-from sparkdl.parallel.parallelism import SCHEDULES
+from sparkdl.parallel.parallelism import check_schedule_of_shards
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.schedules import num_microbatches
 from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
@@ -95,11 +95,8 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
     if sizes.pipeline > 1:
         check_trainable(module, sizes.schedule, sizes.pipeline, stage_blocks=sizes.stage_blocks)
         num_microbatches(sizes, rows)
-        if SCHEDULES[sizes.schedule].splits_backward and sizes.shard * sizes.context > 1:
-            raise ParamError(
-                f"The schedule {sizes.schedule!r} splits the backward pass, which FSDP2 does not support: use data in "
-                "place of shard and context, or the schedule '1f1b'."
-            )
+        if sizes.shard * sizes.context > 1:
+            check_schedule_of_shards(sizes.schedule)
     if sizes.tensor > 1:
         divided_layers(module, sizes.tensor)
     is_divided = sizes.tensor * sizes.pipeline > 1

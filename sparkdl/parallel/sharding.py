@@ -73,7 +73,9 @@ def shard(
         ParamError: if there is no such stage, ``offload`` is set on CPUs, or the module is sharded already.
     """
     if isinstance(module, FSDPModule):
-        raise ParamError("The module is sharded already. Call shard() once, as the last of these functions.")
+        raise ParamError(
+            "The module is already sharded. Call shard() once, after divide() and share_sequences()."
+        )
     if stage not in SHARDING_STAGES:
         raise ParamError(f"The stage of sharding must be 1, 2 or 3, got {stage!r}.")
     if offload and layout.mesh.device_type == "cpu":

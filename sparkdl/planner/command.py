@@ -128,7 +128,9 @@ def run(options: argparse.Namespace) -> int:
         _write(options, content)
         return 0
     if options.megabits is not None and not options.validate:
-        raise ParamError("--megabits makes hosts for --validate, and sparkdl plan without it starts nothing.")
+        raise ParamError(
+            "--megabits has an effect only with --validate. Add --validate, or leave --megabits out."
+        )
     if options.validate:
         _validate(options)
         return 0
@@ -173,7 +175,9 @@ def _validate(options: argparse.Namespace) -> None:
     if options.megabits is not None:
         rates = parse_rates(options.megabits)
         if reason := why_impossible():
-            raise ParamError(f"--megabits makes hosts of network namespaces: {reason}.")
+            raise ParamError(
+                f"--megabits needs network namespaces, and this machine does not allow them: {reason}."
+            )
     rows = [row for rate in rates for row in compare_steps(models, rate)]
     report.print_comparison(rows, details=options.details)
     _write(options, rows)

@@ -93,9 +93,9 @@ def _check_plateau(
     if plateau.mode == "max" and (watched is None or watched.mode != "max"):
         metric = "the loss" if watched is None else watched.metric
         raise ParamError(
-            f"Param scheduler makes a ReduceLROnPlateau(mode='max'), which {metric} steps, and smaller "
-            "values of that are better. Set bestMetric to the metric to maximize and bestMode to 'max', or make the "
-            "ReduceLROnPlateau with mode='min'."
+            f"Param scheduler makes a ReduceLROnPlateau(mode='max'), and {metric}, which it follows, is better when "
+            "smaller. Set bestMetric to the metric to maximize and bestMode to 'max', or make the ReduceLROnPlateau "
+            "with mode='min'."
         )
 
 

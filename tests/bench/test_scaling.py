@@ -234,7 +234,7 @@ def test_a_folder_without_images_is_refused_before_ranks_start(tmp_path: Path) -
         (("--strategies", "tensor"), "cnn cannot be divided so; use --model gpt"),
         (("--model", "gpt", "--strategies", "tensor=0"), "--strategies tensor=0 is not understood"),
         (("--strategies", "fsdp"), "--strategies fsdp is not understood"),
-        (("--strategies", "data+shard"), "leaves more than one size open"),
+        (("--strategies", "data+shard"), "has several parts without a size"),
         (("--strategies", "shard=4"), "fits none of the numbers of ranks, 1,2"),
         (("--against", "ray"), "--against ray is unknown"),
         (("--accuracy", "60"), "--accuracy 60 is not a share between 0 and 1"),

@@ -244,7 +244,7 @@ def test_buffers_that_shared_memory_cannot_hold_lie_outside_and_that_is_said_onc
 
 @pytest.mark.parametrize(
     ("transport", "host_of_rank", "named"),
-    [("shm", (0, 1), "transport='auto'"), ("mpi", None, "do not stand in one MPI world")],
+    [("shm", (0, 1), "transport='auto'"), ("mpi", None, "are not one MPI world")],
 )
 def test_transport_that_cannot_connect_the_ranks_is_refused(
     transport: str, host_of_rank: tuple[int, int] | None, named: str

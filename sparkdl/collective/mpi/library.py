@@ -87,9 +87,8 @@ def check_one_world(seen: list[tuple[int, int]]) -> list[int]:
     sizes = sorted({size for _, size in seen})
     if len(sizes) > 1 or len(set(members)) < len(members):
         raise CommunicatorError(
-            f"{len(seen)} ranks do not stand in one MPI world: their MPI ranks are {members},"
-            f" in worlds of {', '.join(map(str, sizes))}."
-            " Start them by sparkdl with transport='mpi', or by mpiexec."
+            f"The {len(seen)} ranks are not one MPI world: their MPI ranks are {members}, and the sizes of their "
+            f"worlds {', '.join(map(str, sizes))}. Start them by sparkdl with transport='mpi', or by mpiexec."
         )
     return members
 

@@ -179,8 +179,8 @@ def _check(
     remedy = f"Set {LISTEN} to an address, network or interface of this machine that executors reach"
     if limits.is_barrier:
         raise ParamError(
-            f"{limits.group_size} ranks share a copy of the model, and the executors cannot reach this machine, which "
-            f"such an elastic launch needs. {remedy}, or leave elastic out."
+            f"An elastic launch in which {limits.group_size} ranks share a model needs executors that can reach this "
+            f"machine, and these cannot. {remedy}, or leave elastic out."
         )
     if setting(spark, "spark.dynamicAllocation.enabled").lower() == "true" and not is_local(spark):
         raise LaunchError(

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.parallelism import SCHEDULES
+from sparkdl.parallel.parallelism import SCHEDULES, check_schedule_of_shards
 from sparkdl.parallel.pipeline.schedules import (
     check_microbatches,
     ranks_of_stages,
@@ -128,13 +128,8 @@ class Pipeline:
         owners = ranks_of_stages(schedule, ranks)
         num_stages = len(owners)
         check_microbatches(schedule, ranks, microbatches)
-        if kind.splits_backward and any(isinstance(stage, FSDPModule) for stage in stages):
-            # With torch 2.13 the gradients are wrong: FSDP2 reduces them before all are computed.
-            names = [name for name, other in SCHEDULES.items() if not other.splits_backward]
-            raise ParamError(
-                f"The schedule {schedule!r} splits the backward pass, which FSDP2 does not support. Use one of "
-                f"{', '.join(names)} with sharded stages, or average_gradients() in place of shard() for replicas."
-            )
+        if any(isinstance(stage, FSDPModule) for stage in stages):
+            check_schedule_of_shards(schedule)
         self._group = group
         self.microbatches = microbatches
         self._has_first = 0 in numbers

@@ -94,7 +94,9 @@ def test_no_permission_for_namespaces_is_said(
         assert main([*arguments, "--megabits", "300"]) == 2
     finally:
         why_impossible.cache_clear()
-    said = "--megabits makes hosts of network namespaces: making hosts of network namespaces takes root."
+    said = (
+        "--megabits needs network namespaces, and this machine does not allow them: making hosts of network"
+    )
     assert said in capsys.readouterr().err
 
 

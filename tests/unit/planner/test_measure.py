@@ -48,7 +48,7 @@ def test_two_kinds_of_work_are_told_apart_and_none_takes_less_than_nothing() -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--megabits", "100"], "--megabits makes hosts for --validate"),
+        (["--megabits", "100"], "--megabits has an effect only with --validate"),
         (["--validate", "--megabits", "fast"], "--megabits fast is not a list of numbers"),
         (["--validate", "--megabits", "0"], "--megabits 0 has a rate that is not above 0"),
         (["bert", "--validate"], "bert is unknown; it may be any of gpt, wide-gpt"),

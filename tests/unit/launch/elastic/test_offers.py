@@ -148,7 +148,7 @@ def test_an_invitation_is_read_as_it_was_written_and_never_over_another_file(
 
 def test_replicas_of_several_ranks_are_refused_where_executors_cannot_reach_the_driver() -> None:
     limits = ElasticLimits(least=2, most=4, max_restarts=1, group_size=2)
-    with pytest.raises(ParamError, match="2 ranks share a copy of the model.*Set SPARKDL_LISTEN"):
+    with pytest.raises(ParamError, match="2 ranks share a model.*Set SPARKDL_LISTEN"):
         run_members_from_task(
             cast("SparkSession", None),
             spec_of_launch(),

@@ -12,7 +12,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.tx
 TEST_PARTS := test-without-spark test-spark-local test-spark-connect test-spark-cluster
 ALL_PARTS := $(TEST_PARTS) test-native
 
-# The tests start hundreds of processes, each of which would compile all modules itself where this is set.
+# The tests start hundreds of processes. Each of them would compile all modules itself where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test $(TEST_PARTS) test-native test-slow test-processors test-gpu test-spark35 test-spark40 wheel release docs links test-native-sanitizers bench impi lint hooks format clean requirements

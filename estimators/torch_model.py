@@ -208,13 +208,16 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
                 that ``save_pretrained`` of transformers or ``save_for_hf`` of timm wrote; or a network by its library
                 and name, such as ``"timm:resnet18"`` or ``"torchvision:resnet18"``. It is read on the driver only.
             example: DataFrame with the column of texts or images, whose first rows the model is tried on.
-            task: what it predicts, by its name in ``transformers.pipeline``: ``"text-classification"`` (also
-                ``"sentiment-analysis"``) and ``"image-classification"``, the labels in the model's configuration, the
-                number of a model with one output, or 0 and 1 for each label of a model with several per row;
-                ``"feature-extraction"``, an embedding, the mean of the last layer's states over the tokens of a text;
-                ``"image-feature-extraction"``, an embedding of an image; or ``"text-generation"``, its continuation,
-                by a :class:`~sparkdl.estimators.LanguageModelModel`. None for the task for which the model was
-                trained, by its configuration.
+            task: what is predicted, by the task's name in ``transformers.pipeline``; None for the task of the model's
+                configuration. The tasks are:
+
+                - ``"text-classification"``, also ``"sentiment-analysis"``, and ``"image-classification"``: one of the
+                  labels in the model's configuration; a number if the model has one output; 0 or 1 for each label if
+                  a row can have several.
+                - ``"feature-extraction"``: an embedding of a text, the mean of the last layer's states over its tokens.
+                - ``"image-feature-extraction"``: an embedding of an image.
+                - ``"text-generation"``: the continuation of a text. The returned model is a
+                  :class:`~sparkdl.estimators.LanguageModelModel`.
             weights: path of a local file with all weights of a network of timm or torchvision; None for the weights
                 that the library fetches.
             revision: branch, tag or commit on the hub; None for its main branch.

@@ -265,7 +265,7 @@ class NcclOperation:
     """
     An NCCL operation on GPU memory, which is given by its address.
 
-    input may equal output; for reduce_scatter and allgather the smaller buffer may be this rank's block of the larger one. factor: one element, as bytes, by which a sum multiplies every rank's input.
+    input may equal output; for reduce_scatter and allgather the smaller buffer may be this rank's block of the larger one. factor: one element, as bytes. A sum multiplies every rank's input by it.
     """
 
     @staticmethod

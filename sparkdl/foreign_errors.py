@@ -255,7 +255,10 @@ def first_meaning(names: Iterable[str]) -> Meaning | None:
 
 
 def mlflow_refusal(error: MlflowException) -> Meaning | None:
-    """Return the meaning of the code of MLflow's server; None if the server may take the same request later."""
+    """Return why MLflow's server refused a request, by its error code.
+
+    None if the code is not in the table: the server may accept the request later.
+    """
     return first_meaning([f"MlflowException.{error.error_code}"])
 
 

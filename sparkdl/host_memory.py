@@ -72,7 +72,10 @@ def _container_memory(group: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] |
 
 
 def _kibibytes(path: Path) -> dict[str, int]:
-    """Return the sizes that a file of ``/proc`` has in kB, in bytes by name; empty if it cannot be read."""
+    """Read the sizes in a file of ``/proc``, which are in kB; return them in bytes, by name.
+
+    Empty if the file cannot be read.
+    """
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

@@ -59,7 +59,7 @@ def holds_tokens(dataset: DataFrame, name: str) -> bool:
 
 
 def first_text(dataset: DataFrame, name: str) -> dict[str, list[Any]]:
-    """Return the beginning of the first text or token array of a column, as an input of the model: one row by name."""
+    """Return the model's input for the beginning of the first text or token array of a column: one row, by its name."""
     with reading_job(dataset.sparkSession, "reading the input example", columns=[name]):
         row = dataset.select(quote(name)).first()
     return {} if row is None else {name: [row[0][:_EXAMPLE_LENGTH]]}

@@ -52,7 +52,7 @@ PREDICTION = (ScoredColumn(name="prediction"),)
 
 
 def outputs_for(column: ScoredColumn, outputs: Sequence[ModelOutput]) -> tuple[ModelOutput, ...]:
-    """Return the outputs of a model that a column contains: scores and probabilities exist only for classes."""
+    """Return those outputs of a model whose answer a column can hold. Only classes have scores and probabilities."""
     has_answer = {"probability": has_probabilities, "rawPrediction": has_scores}.get(column.answer)
     return tuple(output for output in outputs if has_answer is None or has_answer(output))
 

@@ -42,7 +42,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *names: str, seconds: 
 
 
 def parse_counts(text: str, what: str = "ranks") -> list[int]:
-    """Return the numbers in ``--ranks``, or another option, separated by commas, in ascending order.
+    """Parse ``--ranks``, or another option that holds numbers separated by commas; return them in ascending order.
 
     Raises:
         ParamError: if it is not a list of numbers.
@@ -54,7 +54,7 @@ def parse_counts(text: str, what: str = "ranks") -> list[int]:
 
 
 def parse_rates(text: str) -> list[float]:
-    """Return the rates in ``--megabits``, separated by commas.
+    """Parse ``--megabits``, rates separated by commas.
 
     Raises:
         ParamError: if it is not a list of numbers above 0.

@@ -50,7 +50,10 @@ def copy_to_host(value: Any, name: str) -> Any:
 def check_values(
     value: Any, name: str, copy_tensor: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Any:
-    """Return a copy as :func:`copy_to_host`, with what a function makes of each tensor, by default the same tensor."""
+    """Check a value as :func:`copy_to_host` does, and return it with its containers copied.
+
+    ``copy_tensor`` is applied to each tensor; by default the tensor itself is kept.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value

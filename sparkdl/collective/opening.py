@@ -77,7 +77,7 @@ class Opening:
     open: Callable[..., Communicator]
 
     def find_topology(self) -> Topology:
-        """Return which ranks share a host: from ``host_of_rank``, or detected, in which all ranks take part.
+        """Return which ranks share a host. If ``host_of_rank`` is None, the ranks find out together (collective).
 
         Raises:
             CommunicatorTimeoutError: if some rank does not take part in time; the message names it.

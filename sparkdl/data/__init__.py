@@ -2,9 +2,9 @@
 
 The *driver* materializes a DataFrame, validates it, and counts rows and steps. It sends no shards: every *rank*
 computes its own shard from the row counts, and reads it through :class:`ParquetFeed`. This package does not import
-torch, and imports pyspark only inside the functions that use it. Petastorm's package is imported by its guest
-:mod:`sparkdl.data.petastorm` alone; the feed takes one of its modules. Begin with ``spark/materialization`` on the
-driver and ``feed/feed`` on a rank.
+torch, and imports pyspark only inside the functions that use it. Only :mod:`sparkdl.data.petastorm` imports the package
+petastorm; the feed loads one file of it. Begin with ``spark/materialization`` on the driver and with ``feed/feed`` on a
+rank.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def open_exports(settings: Monitor, log_metrics: Callable[[int, dict[str, float]
 
     Args:
         settings: settings of the monitor.
-        log_metrics: function that logs the number of a sample and figures by name to MLflow.
+        log_metrics: function that logs to MLflow; it gets the number of a sample, and figures by name.
 
     Raises:
         ParamError: if a library is missing, a folder cannot be written or the port is taken.

@@ -143,7 +143,7 @@ def _keeps_keys(decoder: Any) -> bool:
 class _Reader:
     """Reads texts, then one more token of each text at a time, and keeps the keys and values of what it has read.
 
-    The texts end together, as models of transformers need it: they are padded in front.
+    Texts are padded on the left, so that all end at the same position, as models of transformers require.
 
     Args:
         decoder: decoder that takes keys and values of earlier tokens.

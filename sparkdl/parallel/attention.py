@@ -384,7 +384,12 @@ class _RingExchange:
         return rank, 2 * self.size - 1 - rank
 
     def positions(self, rank: int, part: Tensor) -> Tensor:
-        """The positions in the sequence of a rank's part, of shape ``(batch, heads, positions, head size)``."""
+        """Return the positions, in the whole sequence, that a rank's part holds; one-dimensional.
+
+        Args:
+            rank: rank of the group.
+            part: tensor of the rank's positions, of shape ``(batch, heads, positions, head size)``.
+        """
         half = part.shape[2] // 2
         offsets = torch.arange(half, device=part.device)
         return torch.cat([offsets + chunk * half for chunk in self.chunks(rank)])

@@ -100,7 +100,7 @@ class CountedShape(ModelShape):
         return self.layers * self.block + self.outside
 
     def on_rank(self, sizes: Parallelism, recipe: TrainingRecipe, *, is_fused: bool = True) -> RankNumbers:
-        """Return the numbers of the module; the operations of a block count as one matrix product."""
+        """Return the figures of one rank. All operations of a block are treated as one matrix product."""
         del sizes, is_fused  # a module that is only sharded computes the same on every rank
         smaller = recipe.compute_bytes / recipe.weight_bytes
         return RankNumbers(

@@ -116,7 +116,7 @@ _MEGATRON_ROWS = (
 
 
 def _of_megatron() -> Iterator[Run]:
-    """48 replicas each; pipelines are interleaved with one layer in a stage, as in Megatron's examples."""
+    """Yield Megatron-LM's runs. Each has 48 replicas; pipelines are interleaved, with one layer in a stage."""
     for name, heads, width, layers, tensor, pipeline, batch, measured in _MEGATRON_ROWS:
         shape = DecoderShape(
             vocabulary=131072,

@@ -137,9 +137,9 @@ class ServerHandshake:
         is_new: function that returns whether a client's nonce is new; a recorded knock has an old one.
 
     Attributes:
-        missing: number of bytes that are still expected from the client, and the most that may be read; 0 when both
-            ends have proved themselves.
-        has_knocked: whether the client has sent a valid knock, its own or a recorded one.
+        missing: number of bytes that are still expected from the client; no more may be read. 0 when both ends have
+            proved themselves.
+        has_knocked: whether a valid knock has arrived. It may be a replayed one.
     """
 
     def __init__(self, secret: bytes, purpose: bytes, is_new: Callable[[bytes], bool]) -> None:

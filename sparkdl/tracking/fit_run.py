@@ -496,7 +496,7 @@ class RunGroup:
         self._lock = threading.Lock()
 
     def parent_id(self) -> str:
-        """Return the id of the run under which others are nested; called on the threads of their senders.
+        """Return the id of the parent run. The senders of the nested runs call this on their threads.
 
         Raises:
             TimeoutError: if the run was not opened on the server in time.

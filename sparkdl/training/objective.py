@@ -326,7 +326,9 @@ class Objective:
         return self.compare(returned, batch)
 
     def _run_user_step(self, user_step: UserStep, module: nn.Module, batch: Batch) -> Evaluation:
-        """Call the user's step with the model, or the :class:`StepModule`, which may be wrapped.
+        """Call the user's step with the model. If the step runs inside a :class:`StepModule`, call that module.
+
+        Either module may be wrapped.
 
         Raises:
             ParamError: if the step returns anything other than a loss, or a loss and outputs.

@@ -173,8 +173,8 @@ void DefineOperation(nb::module_& module) {
   nb::class_<Op>(module, "NcclOperation",
                  "An NCCL operation on GPU memory, which is given by its address.\n\n"
                  "input may equal output; for reduce_scatter and allgather the smaller buffer "
-                 "may be this rank's block of the larger one. factor: one element, as bytes, by "
-                 "which a sum multiplies every rank's input.")
+                 "may be this rank's block of the larger one. factor: one element, as bytes. A sum "
+                 "multiplies every rank's input by it.")
       .def_static(
           "allreduce",
           [](uintptr_t input, uintptr_t output, size_t count, std::string_view dtype,

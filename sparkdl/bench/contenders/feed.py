@@ -333,7 +333,7 @@ class FeedTrial(Trial):
 
     Args:
         contender: a key of :data:`sparkdl.bench.contenders.feed.CONTENDERS`.
-        case: settings of the files, ``shuffle_rows``, and ``trains``: whether a model is trained on each batch.
+        case: settings: those of the files, ``shuffle_rows``, and ``trains`` (whether a model is trained on each batch).
     """
 
     def __init__(self, contender: str, case: Mapping[str, Any]) -> None:

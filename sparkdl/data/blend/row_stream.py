@@ -103,9 +103,9 @@ class RowStream:
         return self.feed.rows_in_step(self.step - 1)
 
     def left_of_first_epoch(self, *, in_rows: bool) -> int:
-        """Return how many rows, or batches, every rank still gets of epoch 0 at least.
+        """Return the smallest number of rows (or batches) of epoch 0 that a rank has still to get.
 
-        This is less than the whole epoch only for a ParquetFeed that was resumed.
+        Only a ParquetFeed that was resumed has less than the whole epoch left.
         """
         if isinstance(self.feed, ParquetFeed):
             if self._first_epoch:

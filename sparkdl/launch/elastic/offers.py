@@ -112,7 +112,7 @@ class _OfferMessage(JsonMessage):
         kind: ``offer``, ``ended`` (the member in a slot), ``leaving``, or ``gone`` (the process).
         offer: number of the offer.
         num_slots: number of slots that are offered.
-        label: what stands for the value of a rank in these slots, which does not leave the offering process.
+        label: placeholder for the value of a rank in these slots; the value does not leave the offering process.
         ends_with_members: whether the offer ends when a member in it has ended.
         versions: versions there.
         member: the member that has ended.
@@ -209,7 +209,7 @@ class _OfferedStage(Stage):
 
     Args:
         channel: channel to the task.
-        label: what stands for the rank's value.
+        label: placeholder that is returned in place of the rank's value.
 
     Attributes:
         is_to_leave: whether the process that offers the slot is to go.

@@ -180,7 +180,10 @@ def _place_parameters(layer: nn.Module, style: str, mesh: DeviceMesh, by_themsel
 def _modules_with_whole_features(
     divided: Mapping[str, tuple[nn.Module, str]], blocks: str | None
 ) -> list[str]:
-    """Name prefixes of modules in blocks that gather outputs: the rest of each is the same on all ranks."""
+    """Return the name prefixes of the modules in blocks whose divided layers gather their outputs.
+
+    The other layers of these modules compute the same on all ranks.
+    """
     styles: dict[str, set[str]] = {}
     for name, (_, style) in divided.items():
         styles.setdefault(name.rpartition(".")[0], set()).add(style)

@@ -53,6 +53,9 @@ AGAINST = {
 MODES = ("strong", "weak")
 _LOSS_TOLERANCE = 1e-3
 _TURN_TIMEOUT_S = 1800.0
+_MOST_STEPS = 4000
+_TRAINING_LIMIT_S = 0.8 * _TURN_TIMEOUT_S
+"""Seconds after which a training ends that has not reached its accuracy; its turn also has a last evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", default="", metavar="FOLDER", help="images of CIFAR-10, binary version (default: made)"
     )
     parser.add_argument(
-        "--accuracy", type=float, help="also measure the time until this share of held-out rows is right"
+        "--accuracy",
+        type=float,
+        help=f"also measure the time until this share of held-out rows is right; a training ends after {_MOST_STEPS} "
+        f"steps or {_TRAINING_LIMIT_S / 60:g} minutes",
     )
     parser.add_argument(
         "--megabits", type=float, help="make a host for each rank, with links of this rate in Mbit/s"
@@ -133,17 +139,27 @@ def run(arguments: argparse.Namespace) -> int:
     others = {name: library for name, library in others.items() if name not in impossible}
     contenders = make_contenders(arguments, counts, others)
     _say_what_limits(arguments, counts)
-    rows = []
+    cases = {
+        mode: {contender: _case(arguments, contender, mode, counts) for contender in contenders}
+        for mode in modes
+    }
+    measured = {}
     for mode in modes:
-        cases = {contender: _case(arguments, contender, mode, counts) for contender in contenders}
         with ExitStack() as stack:
-            measure = _starter(arguments, contenders, stack)
-            measured = _measure(measure, cases, arguments)
-            steps = _steps_to_accuracy(measure, cases, arguments)
-        rows += make_rows(mode, measured, cases, arguments, steps)
-    show("scaling", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing | impossible, plot=plot_scaling)
-    for text in explain(rows):
-        print(text)
+            measured[mode] = _measure(_starter(arguments, contenders, stack), cases[mode], arguments)
+    trainings: dict[int, Mapping[str, Any]] = {}
+    try:
+        _train_to_accuracy(arguments, cases, trainings)
+    finally:  # what was measured is shown, too, if a training fails or is interrupted
+        rows = [
+            row
+            for mode in modes
+            for row in make_rows(mode, measured[mode], cases[mode], arguments, trainings)
+        ]
+        missing |= impossible
+        show("scaling", rows, COLUMNS, arguments, legend=_LEGEND, missing=missing, plot=plot_scaling)
+        for text in (*explain(rows), *explain_accuracy(arguments, trainings)):
+            print(text)
     return 0
 
 
@@ -153,7 +169,8 @@ _LEGEND = (
     "contenders, which count it. of alone: time of the same ranks if none communicates, as a share of a step of\n"
     "replicas. utilization: FLOP/s as a share of those of one rank alone on each rank, or on as many as\n"
     "this machine has cores for. processor: share of its threads' time in which a rank computes. epoch: by the median\n"
-    "step. GPU: its load at the end of a turn, as NVML has it. memory: most of a rank, on its GPU with --device cuda."
+    "step. GPU: its load at the end of a turn, as NVML has it. memory: most of a rank, on its GPU with --device cuda.\n"
+    "to accuracy: steps that one rank with as many rows takes to --accuracy, times the median step; no evaluations."
 )
 
 
@@ -180,6 +197,11 @@ def _check(arguments: argparse.Namespace) -> tuple[list[int], list[str]]:
             files_of_cifar(arguments.data, pattern)
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ParamError(f"--accuracy {arguments.accuracy:g} is not a share between 0 and 1.")
+    if arguments.accuracy is not None and arguments.model in DECODERS and arguments.accuracy >= 0.5:
+        raise ParamError(
+            f"--accuracy {arguments.accuracy:g} is out of reach of {arguments.model}: each token is followed by one of "
+            "two at random, so half of them can be predicted. Choose less than 0.5."
+        )
     _check_place(arguments, counts[-1])
     check_common_arguments(arguments)
     return counts, names_of(arguments.modes, MODES, "--modes", least=1)
@@ -415,20 +437,29 @@ def _mean_of(field: str, measurements: Measurements) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _steps_to_accuracy(
-    measure: Measure, cases: Mapping[ScalingContender, Mapping[str, Any]], arguments: argparse.Namespace
-) -> dict[int, int | None]:
-    """The number of steps to the accuracy by rows of a step; all contenders with as many rows make the same steps."""
-    steps: dict[int, int | None] = {}
+def _train_to_accuracy(
+    arguments: argparse.Namespace,
+    cases: Mapping[str, Mapping[ScalingContender, Mapping[str, Any]]],
+    trainings: dict[int, Mapping[str, Any]],
+) -> None:
+    """Train once with each number of rows of a step: all contenders with as many rows make the steps of one rank.
+
+    Args:
+        arguments: options of the benchmark.
+        cases: the turns' settings, by mode and contender.
+        trainings: where the number of steps and the best accuracy of each training go, by rows of a step.
+    """
     if arguments.accuracy is None:
-        return steps
-    for contender, case in cases.items():
-        is_one = contender.name == "one rank" or contender.way in ("DataParallel", "DDP on nccl")
-        if is_one and case["rows"] not in steps:
-            announce(f"training on {contender.ranks} until {arguments.accuracy:g}")
-            answers = measure(contender, {**case, "accuracy": arguments.accuracy}, 1)
-            steps[case["rows"]] = answers[0]["result"]["steps"]
-    return steps
+        return
+    of_contenders = [case for of_mode in cases.values() for case in of_mode.items()]
+    one, case = next(case for case in of_contenders if case[0].name == "one rank")
+    limits = {"accuracy": arguments.accuracy, "most_steps": _MOST_STEPS, "limit_s": _TRAINING_LIMIT_S}
+    with ExitStack() as stack:
+        measure = _starter(arguments, [one], stack)
+        for rows in sorted({case["rows"] for _, case in of_contenders}):
+            announce(f"training until {arguments.accuracy:g}, {rows} rows in a step")
+            (answer,) = measure(one, {**case, "rows": rows, **limits}, 1)
+            trainings[rows] = answer["result"]
 
 
 def make_rows(
@@ -436,7 +467,7 @@ def make_rows(
     measured: Mapping[ScalingContender, Measurements],
     cases: Mapping[ScalingContender, Mapping[str, Any]],
     arguments: argparse.Namespace,
-    steps_to_accuracy: Mapping[int, int | None],
+    trainings: Mapping[int, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return one row per contender and number of ranks.
 
@@ -445,7 +476,8 @@ def make_rows(
     is not counted. ``of_alone`` is the time of ranks that do not communicate as a share of a step, None for divided
     models, whose arithmetic is another one. ``utilization`` is the speed-up as a share of the possible one, which on
     this machine is the number of ranks that have cores of their own; as all do the same arithmetic, it is a share of
-    FLOP/s.
+    FLOP/s. ``accuracy`` is the best of the training with as many rows in a step, and ``accuracy_s`` None if that is not
+    the wished one.
     """
     has_devices = arguments.master or arguments.device == "cuda"
     possible = float("inf") if has_devices else usable_cores() / arguments.threads
@@ -460,7 +492,7 @@ def make_rows(
         communicates = contender.way != "alone"
         is_counted = communicates and contender.library in ("torch", "torch nccl")
         waits = _mean_of("waits", measurements) if is_counted else None
-        steps = steps_to_accuracy.get(rows_of_step) if communicates or contender is one else None
+        training = trainings.get(rows_of_step) if communicates or contender is one else None
         results = [result for turn in measurements.results for result in turn]
         rows.append(
             {
@@ -484,7 +516,10 @@ def make_rows(
                 "processor": _mean_of("processor", measurements),
                 "gpu": _mean_of("gpu", measurements),
                 "memory_bytes": max(result["memory_bytes"] for result in results),
-                "accuracy_s": None if steps is None else steps * median,
+                "accuracy": training and training["accuracy"],
+                "accuracy_s": training["steps"] * median
+                if training and training["accuracy"] >= arguments.accuracy
+                else None,
             }
         )
     return rows
@@ -504,6 +539,17 @@ def explain(rows: Sequence[Row]) -> list[str]:
             f"{max(0.0, ranks - reachable):.2f}, and communication {max(0.0, reachable - speed_up):.2f}."
         )
     return texts
+
+
+def explain_accuracy(arguments: argparse.Namespace, trainings: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Say for each training that did not reach its accuracy how far it came."""
+    return [
+        f"{arguments.model} with {rows} rows in a step did not reach {arguments.accuracy:g} in {training['steps']:,} "
+        f"steps; the best was {training['accuracy']:.3g}. A training ends after {_MOST_STEPS:,} steps or "
+        f"{_TRAINING_LIMIT_S / 60:g} minutes."
+        for rows, training in trainings.items()
+        if training["accuracy"] < arguments.accuracy
+    ]
 
 
 def _share_of(field: str) -> Callable[[Row], str]:

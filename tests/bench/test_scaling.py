@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from sparkdl.bench import scaling
+from sparkdl.bench.contenders.scaling import AccuracyTrial
 from sparkdl.bench.contenders.scaling_jobs import DECODERS, JOBS
 from sparkdl.bench.namespaces import why_impossible
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, RankError
 from tests.bench.parsed import parsed
+from tests.run_ranks import RankEnvironment, run_ranks
 
 SMALL_MODEL = """
 import runpy
@@ -76,6 +78,63 @@ def test_run_compares_rank_counts_and_draws_them(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert "to accuracy" in shown
     assert "measuring data on 2, 16 rows in a step ..." in shown
+
+
+def train_to_an_accuracy(environment: RankEnvironment, limits: dict[str, float]) -> dict[str, Any]:
+    case = {
+        "model": "cnn",
+        "rows": 8,
+        "threads": 1,
+        "data": "",
+        "device": "cpu",
+        "way": "alone",
+        "sizes": None,
+    }
+    with environment.open() as communicator:
+        trial = AccuracyTrial(communicator, {**case, "accuracy": 2.0, **limits})
+        trial.run(1)
+        return trial.result()
+
+
+@pytest.mark.parametrize(("most_steps", "limit_s"), [(40, 500.0), (1 << 40, 0.5)])
+def test_training_that_does_not_reach_its_accuracy_ends_by_steps_and_by_the_clock(
+    most_steps: int, limit_s: float
+) -> None:
+    (result,) = run_ranks(1, train_to_an_accuracy, {"most_steps": most_steps, "limit_s": limit_s})
+    assert result["steps"] == 40 or most_steps > 40
+    assert result["steps"] > 0
+    assert 0 < result["accuracy"] <= 1
+
+
+@pytest.mark.slow  # four ranks that import torch
+def test_accuracy_that_is_not_reached_is_said_for_each_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "_MOST_STEPS", 20)
+    options = ("--modes", "weak", "--against", "", "--batch", "16", "--strategies", "shard")
+    rows = {row["contender"]: row for row in report_of(tmp_path, *options, "--accuracy", "0.99")}
+    assert {row["accuracy_s"] for row in rows.values()} == {rows["alone"]["accuracy"]} == {None}
+    shown = capsys.readouterr().out
+    for contender, number in (("one rank", 8), ("shard", 16)):
+        best = rows[contender]["accuracy"]
+        assert 0 < best < 0.99
+        assert (
+            f"cnn with {number} rows in a step did not reach 0.99 in 20 steps; the best was {best:.3g}."
+            in shown
+        )
+
+
+@pytest.mark.slow  # four ranks that import torch
+def test_measurements_are_shown_though_a_training_to_an_accuracy_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "_MOST_STEPS", None)  # its rank cannot compare a number with that
+    options = ("--modes", "strong", "--against", "", "--batch", "16", "--accuracy", "0.5")
+    with pytest.raises(RankError, match="TypeError"):
+        report_of(tmp_path, *options)
+    assert "efficiency" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert [row["contender"] for row in rows] == ["one rank", "alone", "data"]
 
 
 def test_the_gap_to_a_perfect_speed_up_is_divided_into_what_ranks_share_and_communication() -> None:
@@ -238,6 +297,7 @@ def test_a_folder_without_images_is_refused_before_ranks_start(tmp_path: Path) -
         (("--strategies", "shard=4"), "fits none of the numbers of ranks, 1,2"),
         (("--against", "ray"), "--against ray is unknown"),
         (("--accuracy", "60"), "--accuracy 60 is not a share between 0 and 1"),
+        (("--model", "gpt", "--accuracy", "0.9"), "--accuracy 0.9 is out of reach of gpt"),
         (("--model", "gpt", "--data", "images"), "gpt reads tokens, which are made"),
         (("--megabits", "10", "--master", "local[2]"), "choose one"),
     ],

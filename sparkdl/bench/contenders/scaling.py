@@ -12,13 +12,11 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sparkdl.bench.contenders.parallel import DividedStep, WholeStep
 from sparkdl.bench.contenders.scaling_jobs import JOBS, Batch
 from sparkdl.bench.contenders.sessions import Trial
 from sparkdl.bench.contenders.step import WRAPPERS, Trainee
-from sparkdl.collective import Communicator
+from sparkdl.collective import Communicator, Deadline
 from sparkdl.host_memory import host_memory
 from sparkdl.monitor import monitor_communication
 from sparkdl.monitor.memory import gpu_load, used_gpus
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 
 HELD_OUT_ROWS = 500
 _EVALUATE_EVERY = 20
-_MOST_STEPS = 4000
-"""Steps after which a training that has not reached its accuracy is given up."""
 
 
 class ScalingTrial(Trial):
@@ -44,7 +40,6 @@ class ScalingTrial(Trial):
         from sparkdl.parallel import Parallelism
 
         torch.set_num_threads(case["threads"])
-        self._communicator = communicator
         self._case, self._job = case, JOBS[case["model"]]
         self._device = torch.device(case["device"])  # the rank's GPU is the current one
         torch.manual_seed(0)  # all contenders begin with the same weights
@@ -139,7 +134,10 @@ class ScalingTrial(Trial):
 
 
 class AccuracyTrial(ScalingTrial):
-    """Trains until a share of held-out rows is predicted right, and counts the steps that it takes."""
+    """Trains on one rank until a share of held-out rows is predicted right, and counts the steps that it takes.
+
+    It ends without that after ``most_steps`` of its case, or ``limit_s`` seconds.
+    """
 
     num_warm_ups = 0
 
@@ -150,25 +148,24 @@ class AccuracyTrial(ScalingTrial):
         """Train."""
         import torch
 
-        generator = torch.Generator().manual_seed(1 << 40)
-        inputs, labels = self._job.draw(HELD_OUT_ROWS, generator, self._case["data"], True)
-        self._reached: int | None = None
-        for steps in range(_EVALUATE_EVERY, _MOST_STEPS + 1, _EVALUATE_EVERY):
-            for batch in self._draw(_EVALUATE_EVERY, first=1 + steps):
+        case, generator = self._case, torch.Generator().manual_seed(1 << 40)
+        inputs, labels = self._job.draw(HELD_OUT_ROWS, generator, case["data"], True)
+        self._steps, self._accuracy = 0, 0.0
+        deadline = Deadline(case["limit_s"])
+        while self._accuracy < case["accuracy"] and self._steps < case["most_steps"] and not deadline.expired:
+            for batch in self._draw(_EVALUATE_EVERY, first=1 + self._steps):
                 self._train(*batch)
+                self._steps += 1
+                if deadline.expired:
+                    break
             with torch.no_grad():
                 outputs = self._module(inputs.to(self._device))
-                right = (outputs.argmax(-1).cpu() == labels).float().mean().item()
-            # Rank 0's decision, as unlike processors round differently.
-            is_reached = np.array([right >= self._case["accuracy"]], np.uint8)
-            self._communicator.broadcast(is_reached, root=0)
-            if is_reached[0]:
-                self._reached = steps
-                return
+            right = (outputs.argmax(-1).cpu() == labels).float().mean().item()
+            self._accuracy = max(self._accuracy, right)
 
     def result(self) -> dict[str, Any]:
-        """Return the number of steps; None if the accuracy was not reached."""
-        return {"steps": self._reached}
+        """Return the number of steps, and the best accuracy."""
+        return {"steps": self._steps, "accuracy": self._accuracy}
 
 
 def _average_by_mpi(

@@ -95,8 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        default="gloo,gloo tuned",
-        help=f"other libraries that train the same job, of {', '.join(AGAINST)} (default: %(default)s)",
+        default=",".join(AGAINST),
+        help="other libraries that train the same job, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
         "--modes",

@@ -19,9 +19,8 @@ pytestmark = pytest.mark.gpu
 def test_replicas_and_shards_are_measured_on_gpus(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     options = ("--device", "cuda", "--model", "gpt", "--strategies", "data,shard", "--modes", "strong")
-    assert (
-        scaling.run(parsed(scaling, *options, "--seconds", "0.1", "--rounds", "1", "--json", str(path))) == 0
-    )
+    few = ("--against", "", "--seconds", "0.1", "--rounds", "1", "--json", str(path))
+    assert scaling.run(parsed(scaling, *options, *few)) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [row["contender"] for row in rows] == ["one rank", "alone", "data", "shard"]
     assert all(row["memory_bytes"] > 300 << 20 for row in rows[:3])

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         help="name such as llama-8b, folder of a Hugging Face model, or sizes such as "
-        "width=4096,layers=32,heads=32,vocabulary=32000",
+        "width=4096,layers=32,heads=32,vocabulary=32000 (a module is planned in Python: sparkdl.planner.plan)",
     )
     parser.add_argument("--batch", type=int, metavar="ROWS", help="rows of an update, over all ranks")
     parser.add_argument(

@@ -459,7 +459,8 @@ def shape_from_text(text: str, *, sequence: int | None = None) -> DecoderShape:
     if "=" not in text:
         raise ParamError(
             f"{text!r} is not a model: give one of {', '.join(MODELS)}, a folder with a config.json, or sizes such as "
-            "width=4096,layers=32,heads=32,vocabulary=32000."
+            "width=4096,layers=32,heads=32,vocabulary=32000. A module is planned in Python: "
+            "sparkdl.planner.plan(module, ...)."
         )
     fields = {name for name in DecoderShape.__dataclass_fields__ if name not in ("name", "sequence")}
     sizes: dict[str, Any] = {}

@@ -84,7 +84,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("llama-9b", "'llama-9b' is not a model"),
+        ("llama-9b", r"'llama-9b' is not a model: .* in Python: sparkdl.planner.plan\(module, "),
         ("width=8,layers=2", "lack heads, vocabulary"),
         ("width=8,layers=2,heads=2,vocabulary=16", "lack --sequence"),
         ("width=8,depth=2", "'depth=2' is not a size"),

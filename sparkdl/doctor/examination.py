@@ -81,8 +81,9 @@ def _examine_cluster(
     if any(finding.status == BAD and finding.where == CLUSTER for finding in findings):
         return findings
     report("Measuring the network")
+    has_gpus = any(finding.check == "NCCL" for finding in findings)  # which executors with GPUs have
     with jobs_of("measuring the network"):
-        return findings + _survey_cluster(spark, slots, timeout_s)
+        return findings + _survey_cluster(spark, slots, timeout_s, has_gpus)
 
 
 def _survey_here(num_ranks: int, timeout_s: float, report: Callable[[str], None]) -> list[Finding]:
@@ -172,7 +173,7 @@ def _executors(spark: SparkSession, slots: int, here: MachineFacts, timeout_s: f
     return findings
 
 
-def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[Finding]:
+def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float, has_gpus: bool) -> list[Finding]:
     heard: set[int] = set()
     options: dict[str, Any] = {"seconds": _TRANSFER_S, "timeout_s": timeout_s}
     try:
@@ -202,7 +203,7 @@ def _survey_cluster(spark: SparkSession, slots: int, timeout_s: float) -> list[F
         )
         text = "executors cannot reach it"
         findings.append(Finding(check="driver", where=CLUSTER, status=NOTE, found=text, advice=advice))
-    return findings + judge_network(surveys, names)
+    return findings + judge_network(surveys, names, has_gpus=has_gpus)
 
 
 def _survey_and_report(context: Any, secret: bytes, **options: Any) -> dict[str, Any]:

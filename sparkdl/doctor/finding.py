@@ -27,7 +27,7 @@ class Finding:
     """What was found, with values."""
 
     advice: str = ""
-    """What to do about it; empty if nothing is wrong."""
+    """What to do about it, or with it; empty if there is nothing to do."""
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:

@@ -26,6 +26,7 @@ from sparkdl.collective import (
 from sparkdl.doctor.finding import BAD, GOOD, NOTE, Finding
 from sparkdl.errors import SparkdlError
 from sparkdl.host_memory import in_bytes
+from sparkdl.planner.cluster import advice_on_hosts
 from sparkdl.rendezvous.addresses import LOOPBACK, interface_addresses, is_local
 
 if TYPE_CHECKING:
@@ -204,12 +205,15 @@ _FIREWALL = (
 )
 
 
-def judge_network(surveys: Sequence[Survey], names: Mapping[int, str]) -> list[Finding]:
-    """Return the findings about the network.
+def judge_network(
+    surveys: Sequence[Survey], names: Mapping[int, str], *, has_gpus: bool = False
+) -> list[Finding]:
+    """Return the findings about the network; on several hosts the last one says how ranks had best communicate.
 
     Args:
         surveys: surveys of all ranks, in order of rank.
         names: names of the hosts in the findings, by number of the host.
+        has_gpus: whether hosts have GPUs.
     """
     hosts = surveys[0]["host_of_rank"]
     findings = []
@@ -228,7 +232,21 @@ def judge_network(surveys: Sequence[Survey], names: Mapping[int, str]) -> list[F
         Finding(check="transfer", where="all ranks", status=BAD, found=failure, advice=_FIREWALL)
         for failure in failures[:1]
     ]
+    between_hosts = [rate for survey in surveys for _, _, by, rate, _ in survey["rates"] if by == "TCP"]
+    if between_hosts:
+        findings.append(_communication(len(set(hosts)), min(between_hosts), has_gpus))
     return findings
+
+
+def _communication(num_hosts: int, bytes_per_s: float, has_gpus: bool) -> Finding:
+    text = f"{num_hosts} hosts, at least {bytes_per_s / 1e6:,.0f} MB/s between two by TCP"
+    return Finding(
+        check="communication",
+        where="all ranks",
+        status=GOOD,
+        found=f"{text}; fabrics that only NCCL uses are not measured" if has_gpus else text,
+        advice=" ".join(advice_on_hosts(num_hosts, bytes_per_s, is_cpu=not has_gpus)),
+    )
 
 
 def _reach(source: str, target: str, attempts: Sequence[Sequence[str]]) -> Finding:
@@ -270,7 +288,7 @@ def _rate_finding(
         status=NOTE if is_slow else GOOD,
         found=f"{text}, by TCP",
         advice=f"That is slow for training: {in_bytes(100 << 20)} of gradients take {(100 << 20) / bytes_per_s:.1f} s. "
-        "Look at which interface is used, and who else uses it; wire='bfloat16' halves what is sent."
+        "Look at which interface is used, and who else uses it."
         if is_slow
         else "",
     )

@@ -304,6 +304,43 @@ def make_cluster(
     )
 
 
+_SLOW_NETWORK = 1.6e9
+"""Bytes per second of a host below which gradients are worth rounding, about 14 Gbit/s."""
+
+
+def advice_on_hosts(hosts: int, bytes_per_s: float, *, is_cpu: bool) -> list[str]:
+    """Return how the ranks of several hosts had best communicate: transport, process sets and wire.
+
+    Args:
+        hosts: number of hosts.
+        bytes_per_s: rate of the network of a host.
+        is_cpu: whether ranks compute on cores.
+    """
+    if hosts < 16:
+        texts = [
+            "Below 16 hosts, the default transport does best, and process sets that are opened once, at the start."
+        ]
+    elif is_cpu:
+        texts = [
+            'From 16 hosts on, transport="mpi" joins hosts with fabrics that MPI knows, and dynamic process sets keep '
+            "collectives among few hosts."
+        ]
+    else:
+        texts = [
+            "From 16 hosts on, NCCL joins the hosts by its trees, and dynamic process sets keep collectives among few "
+            'hosts. Where MPI knows the fabric and NCCL does not, as between containers of several clouds, transport="'
+            'hierarchical-mpi" keeps NCCL inside of the hosts: measure both.'
+        ]
+    if bytes_per_s < _SLOW_NETWORK:
+        # NCCL alone sends float32.
+        wire = 'wire="bfloat16"' if is_cpu else 'transport="hierarchical" with wire="bfloat16"'
+        texts.append(
+            f"On links this slow, {wire} halves what gradients send, and local updates send them seldom "
+            "(docs/slow_links.md)."
+        )
+    return texts
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Ranks that communicate with each other, while all other ranks do the same in groups of their own.

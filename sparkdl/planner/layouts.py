@@ -18,7 +18,7 @@ from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.parallel.parallelism import DIMENSIONS, SCHEDULES
 from sparkdl.parallel.pipeline.schedules import check_microbatches
-from sparkdl.planner.cluster import GIB, USABLE, WITHOUT_BFLOAT16, Cluster
+from sparkdl.planner.cluster import GIB, USABLE, WITHOUT_BFLOAT16, Cluster, advice_on_hosts
 from sparkdl.planner.cost import StepTime, step_time
 from sparkdl.planner.counting import shape_of_module
 from sparkdl.planner.memory import RankMemory, memory_of
@@ -543,29 +543,7 @@ def advice(cluster: Cluster) -> list[str]:
             f"Ranks of one host use {'shared memory' if cluster.device.is_cpu else 'NCCL'} without any setting.",
         ]
     of_host = cluster.between.bytes_per_s * cluster.devices_per_host
-    wire = 'wire="bfloat16"'
-    if not cluster.device.is_cpu:  # NCCL alone sends float32
-        wire = f'transport="hierarchical" with {wire}'
-    if cluster.hosts < 16:
-        texts.append(
-            "Below 16 hosts, the default transport does best, and process sets that are opened once, at the start."
-        )
-    elif cluster.device.is_cpu:
-        texts.append(
-            'From 16 hosts on, transport="mpi" joins hosts with fabrics that MPI knows, and dynamic process sets keep '
-            "collectives among few hosts."
-        )
-    else:
-        texts.append(
-            "From 16 hosts on, NCCL joins the hosts by its trees, and dynamic process sets keep collectives among few "
-            'hosts. Where MPI knows the fabric and NCCL does not, as between containers of several clouds, transport="'
-            'hierarchical-mpi" keeps NCCL inside of the hosts: measure both.'
-        )
-    if of_host < 0.2e9 * 8:
-        texts.append(
-            f"On links this slow, {wire} halves what gradients send, and local updates send them seldom "
-            "(docs/slow_links.md)."
-        )
+    texts += advice_on_hosts(cluster.hosts, of_host, is_cpu=cluster.device.is_cpu)
     if of_host / GIB < 1.0:
         texts.append("sparkdl doctor measures whether the link reaches the rate that was given here.")
     return texts

@@ -348,7 +348,8 @@ def plot_scaling(plans: Sequence[Plan], path: Path, *, is_weak: bool) -> None:
     ):
         shares.plot(ranks, [row[name] for row in rows], marker="o", label=label, color=color)
     shares.set_title("shares of a step")
-    shares.legend(loc="lower left")
+    # Below the labels, however many lines they have.
+    figure.legend(*shares.get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize="small")
     layouts = ["\n".join([f"{row['ranks']:,}", *row["layout"].split(", ")]) for row in rows]
     for axes, labels in ((speeds, [f"{count:,}" for count in ranks]), (shares, layouts)):
         axes.set_xscale("log", base=2)

@@ -152,15 +152,6 @@ class Communicator(AbstractContextManager["Communicator"]):
         self.timeline: Timeline | None = None
 
     @property
-    def takes_device_memory(self) -> bool:
-        """Whether :meth:`send` and :meth:`recv` also take a :class:`~sparkdl.collective.buffers.DeviceArray`.
-
-        The communicator does not wait for CUDA streams. Before the call, the caller waits for the work that produces
-        a sent array, or that still uses the memory of a received one.
-        """
-        return False
-
-    @property
     @abstractmethod
     def failure(self) -> str | None:
         """Why the communicator cannot be used any more; None while it can be used."""

@@ -28,7 +28,6 @@ from sparkdl.rendezvous.deadline import Deadline
 if TYPE_CHECKING:
     from sparkdl.collective.buffers import FlatBuffer
     from sparkdl.collective.communicator import Array, Communicator
-    from sparkdl.collective.mpi.messages import DeviceBuffer
     from sparkdl.collective.telemetry.monitor import OperationMonitor
 
 
@@ -60,7 +59,7 @@ class PendingMessage:
         peer: int | None,
         tag: int,
         array: Array,
-        buffer: FlatBuffer | DeviceBuffer,
+        buffer: FlatBuffer,
         timeout_s: float,
         monitor: OperationMonitor,
     ) -> None:

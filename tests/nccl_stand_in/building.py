@@ -10,15 +10,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from sparkdl.collective.mpi.library import load_mpi
-
 SOURCES = Path(__file__).parent
 BUILD = SOURCES.parent.parent / "build"
 
 
 @cache
 def stand_ins() -> Path:
-    """Folder of ``libcuda.so.1``, ``libmpix.so`` and ``libnccl.so.2``; ``old/`` has it without ``ncclCommSplit``."""
+    """Folder of ``libcuda.so.1`` and ``libnccl.so.2``; ``old/`` has it without ``ncclCommSplit``."""
     content = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file())
     folder = BUILD / f"nccl-stand-in-{hashlib.sha256(content).hexdigest()[:16]}"
     if not folder.exists():
@@ -27,7 +25,6 @@ def stand_ins() -> Path:
         _compile("libcuda.cc", unfinished / "libcuda.so.1")
         driver = [f"-L{unfinished}", "-l:libcuda.so.1"]
         _compile("libnccl.cc", unfinished / "libnccl.so.2", *driver, "-Wl,-rpath,$ORIGIN")
-        _compile("libmpix.cc", unfinished / "libmpix.so")
         (unfinished / "old").mkdir()
         old = unfinished / "old" / "libnccl.so.2"
         _compile("libnccl.cc", old, *driver, "-Wl,-rpath,$ORIGIN/..", "-DNCCL_STAND_IN_WITHOUT_SPLIT")
@@ -47,14 +44,6 @@ def stand_in_variables(files: Path, **more: str) -> dict[str, str]:
     """
     path = os.pathsep.join(filter(None, [str(stand_ins()), os.environ.get("LD_LIBRARY_PATH")]))
     return {"LD_LIBRARY_PATH": path, "NCCL_STAND_IN_FOLDER": str(files), **more}
-
-
-def ask_stand_in_for_cuda_support() -> None:
-    """On a rank: ask the stand-in instead of this process's MPI library for CUDA support; it answers yes.
-
-    Memory of the stand-in's GPUs is memory of the process, which any library can access by its address.
-    """
-    load_mpi().__file__ = str(stand_ins() / "libmpix.so")
 
 
 def _compile(source: str, library: Path, *options: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from sparkdl.errors import ParamError
 from sparkdl.torch.gpu.accelerator import choose_cuda_backend, warn_of_wire
 from tests.checks import Outcomes, checks_in, first_failures, require
-from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support, stand_in_variables
+from tests.nccl_stand_in.building import stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks
 from tests.torch.scenes import batch_checks, delegated_checks
 from tests.torch.scenes.accelerator_checks import CHECKS, run_checks
@@ -30,18 +30,15 @@ WORLDS = {
     "even hosts": ("hierarchical", "hierarchical", (0, 1, 0, 1)),
     "uneven hosts": ("hierarchical", "hierarchical", (0, 1, 1)),
     "MPI": ("hierarchical", "hierarchical-mpi", (0, 1, 0, 1)),
-    "CUDA-aware MPI": ("hierarchical", "hierarchical-mpi", (0, 1, 0, 1)),
 }
 
-SLOW = ("even hosts", "MPI", "CUDA-aware MPI")
+SLOW = ("even hosts", "MPI")
 
 
 def run_on_cpu(environment: RankEnvironment, world: str) -> dict[str, str | None]:
     # Each rank sees one GPU, which no other rank sees.
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
     backend, _, hosts = WORLDS[world]
-    if world == "CUDA-aware MPI":
-        ask_stand_in_for_cuda_support()
     return run_checks(environment, backend, HostLane(), torch.device("cpu"), hosts)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -62,25 +62,15 @@ def test_each_byte_crosses_once_per_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "is_cuda_aware"),
-    [("hierarchical", False), pytest.param("hierarchical-mpi", True, marks=pytest.mark.slow)],
-    ids=["TCP", "CUDA-aware MPI"],
+    "transport", ["hierarchical", pytest.param("hierarchical-mpi", marks=pytest.mark.slow)]
 )
-def test_killed_rank_is_named_on_all_ranks(transport: str, is_cuda_aware: bool) -> None:
-    scene = partial(scenes.lose_a_rank, is_cuda_aware=is_cuda_aware)
-    for outcome in on_stand_ins(scene, transport=transport, may_die=[3])[:3]:
+def test_killed_rank_is_named_on_all_ranks(transport: str) -> None:
+    for outcome in on_stand_ins(scenes.lose_a_rank, transport=transport, may_die=[3])[:3]:
         for told in (outcome, outcome["again"]):
             assert told["kinds"][0] == "RankLostError", outcome
             assert "rank 3" in told["message"]
         assert outcome["seconds"] < PROMPTLY_S
         assert not outcome["to close"]["kinds"]
-
-
-def test_mpi_that_is_not_cuda_aware_refuses_gpu_memory() -> None:
-    for message in run_ranks(2, scenes.send_from_gpu, transport="mpi"):
-        if not message:
-            pytest.skip("this MPI library is CUDA-aware")
-        assert "does not take arrays in GPU memory" in message
 
 
 @pytest.mark.slow

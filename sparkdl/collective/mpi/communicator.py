@@ -15,7 +15,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkdl.collective.mpi.library import check_one_world, create_group, is_cuda_aware, load_mpi, unfinished
+from sparkdl.collective.mpi.library import check_one_world, create_group, load_mpi, unfinished
 from sparkdl.collective.mpi.messages import MpiMessages
 from sparkdl.collective.mpi.movements import MpiGroups
 from sparkdl.collective.mpi.operations import JOIN, MpiAgreement, Signature
@@ -66,11 +66,6 @@ class MpiCommunicator(MpiGroups):
         """Timing of the running operation."""
         self._messages = MpiMessages(self, comm, check=self._check, fail=self._fail)
         self.monitors = self._operations, self._messages.monitor
-
-    @property
-    def takes_device_memory(self) -> bool:
-        """See the contract; true if the MPI library says that it is CUDA-aware."""
-        return is_cuda_aware()
 
     @property
     def failure(self) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
 import threading
@@ -62,16 +61,6 @@ def library_name() -> str:
     # After the version, MPICH adds further lines, and Open MPI a comma and further text.
     first_line = _import_mpi().Get_library_version().split("\n")[0]
     return " ".join(first_line.split(",")[0].replace("Version:", "").split())
-
-
-def is_cuda_aware() -> bool:
-    """Whether the MPI library says that it takes arrays in GPU memory; MPI must be initialized.
-
-    MPI does not define this query; Open MPI, MPICH and libraries derived from them have ``MPIX_Query_cuda_support``. A
-    library without it counts as not CUDA-aware.
-    """
-    query = getattr(ctypes.CDLL(_import_mpi().__file__), "MPIX_Query_cuda_support", None)
-    return query is not None and query() == 1
 
 
 def check_one_world(seen: list[tuple[int, int]]) -> list[int]:

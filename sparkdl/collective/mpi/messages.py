@@ -1,8 +1,4 @@
-"""Messages between two ranks of a communicator over MPI, from arrays in CPU or GPU memory.
-
-Arrays in GPU memory are passed to CUDA-aware MPI libraries: mpi4py takes any object that has
-``__cuda_array_interface__`` (https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html) and passes its
-address to the library.
+"""Messages between two ranks of a communicator over MPI.
 
 Both ends exchange envelopes before anything is written. The messages of one direction and tag are sent one after
 another; all others proceed independently, polled by one thread that sleeps while there are none. Envelopes, the
@@ -12,23 +8,20 @@ something else.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparkdl.collective.buffers import DeviceArray, FlatBuffer, flatten, storage_of
+from sparkdl.collective.buffers import flatten
 from sparkdl.collective.messages import PendingMessage, check_message, compare
-from sparkdl.collective.mpi.library import is_cuda_aware, library_name, load_mpi
+from sparkdl.collective.mpi.library import load_mpi
 from sparkdl.collective.mpi.operations import for_mpi, pieces, written_by_mpi
 from sparkdl.collective.telemetry.monitor import OperationMonitor
-from sparkdl.errors import CommunicatorError, MismatchError, ParamError
+from sparkdl.errors import CommunicatorError, MismatchError
 from sparkdl.rendezvous.deadline import check_timeout
 
 if TYPE_CHECKING:
@@ -36,72 +29,9 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from sparkdl.collective.buffers import FlatBuffer
     from sparkdl.collective.communicator import Array, Communicator
     from sparkdl.collective.operation_queue import FutureHandle
-
-
-_entered = threading.local()
-
-
-def enter_gpu(gpu: int) -> None:
-    """Make a GPU the current device of this thread, as CUDA-aware MPI libraries require.
-
-    Raises:
-        CommunicatorError: if the CUDA driver returns an error.
-    """
-    if getattr(_entered, "gpu", None) == gpu:
-        return
-    driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-    result = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu) or driver.cuCtxPushCurrent_v2(
-        context
-    )
-    if result:
-        raise CommunicatorError(
-            f"GPU {gpu} could not be used for MPI: the CUDA driver returned error {result}"
-        )
-    _entered.gpu = gpu
-
-
-@dataclass(frozen=True)
-class DeviceElements:
-    """Elements in GPU memory, viewed as unsigned integers of the same width, as MPI only moves them."""
-
-    pointer: int
-    size: int
-    item_bytes: int
-
-    def __getitem__(self, part: slice) -> DeviceElements:
-        start, stop, _ = part.indices(self.size)
-        return DeviceElements(self.pointer + start * self.item_bytes, stop - start, self.item_bytes)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": (self.size,),
-            "typestr": f"|u{self.item_bytes}" if self.item_bytes == 1 else f"<u{self.item_bytes}",
-            "data": (self.pointer, False),
-            "version": 3,
-        }
-
-
-class DeviceBuffer:
-    """An array in GPU memory, with the part of :class:`~sparkdl.collective.buffers.FlatBuffer` that messages need.
-
-    Attributes:
-        dtype: dtype of the array.
-        data: elements of the array.
-        owner: the array, which keeps the memory alive.
-    """
-
-    def __init__(self, array: DeviceArray) -> None:
-        self.dtype = array.dtype
-        self.data = DeviceElements(array.pointer, array.count, storage_of(array.dtype).itemsize)
-        self.owner = array
-
-    def enter(self) -> None:
-        """Prepare this thread for MPI calls with the elements."""
-        if self.owner.gpu is not None:
-            enter_gpu(self.owner.gpu)
 
 
 _SPIN_S = 0.02
@@ -162,7 +92,7 @@ class MpiMessages:
         """Queue a ``"send"`` to a rank, or a ``"recv"`` from a rank, or from any rank if ``peer`` is None."""
         parent, is_send = self._communicator, kind == "send"
         check_message(peer, tag, rank=parent.rank, world_size=parent.world_size, max_tag=self._max_tag)
-        buffer = self._buffer_of(array, writes=not is_send)
+        buffer = flatten(array, reads=is_send, writes=not is_send)
         message = _MpiMessage(
             kind=kind,
             peer=peer,
@@ -195,49 +125,28 @@ class MpiMessages:
         if self._thread is not None:
             self._thread.join()
 
-    def _buffer_of(self, array: Array, *, writes: bool = False) -> FlatBuffer | DeviceBuffer:
-        if not isinstance(array, DeviceArray):
-            return flatten(array, reads=not writes, writes=writes)
-        if not is_cuda_aware():
-            raise ParamError(f"{library_name()} does not take arrays in GPU memory; copy them to the host")
-        return DeviceBuffer(array)
-
-    def _send(
-        self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer
-    ) -> Generator[MPI.Request, MPI.Status, None]:
+    def _send(self, message: PendingMessage, buffer: FlatBuffer) -> Generator[MPI.Request, MPI.Status, None]:
         to, tag, theirs = message.peer, message.tag, np.empty(2, np.int64)
-        if isinstance(buffer, DeviceBuffer):
-            buffer.enter()
         yield self._comm.Isend(message.envelope, to, 3 * tag)
         yield self._comm.Irecv(theirs, to, 3 * tag + 1)
         compare(message.envelope, theirs, source=self._communicator.rank, to=to, tag=tag)
         message.note_match()
-        if isinstance(buffer, FlatBuffer):
-            buffer.pack()
-        elements = buffer.data if isinstance(buffer, DeviceBuffer) else for_mpi(buffer.unread)
-        for piece in pieces(elements):
+        buffer.pack()
+        for piece in pieces(for_mpi(buffer.unread)):
             yield self._comm.Isend(piece, to, 3 * tag + 2)
 
-    def _recv(
-        self, message: PendingMessage, buffer: FlatBuffer | DeviceBuffer
-    ) -> Generator[MPI.Request, MPI.Status, None]:
+    def _recv(self, message: PendingMessage, buffer: FlatBuffer) -> Generator[MPI.Request, MPI.Status, None]:
         tag, theirs = message.tag, np.empty(2, np.int64)
-        if isinstance(buffer, DeviceBuffer):
-            buffer.enter()
         source = self._mpi.ANY_SOURCE if message.peer < 0 else message.peer
         status = yield self._comm.Irecv(theirs, source, 3 * tag)
         source = status.Get_source()
         yield self._comm.Isend(message.envelope, source, 3 * tag + 1)
         compare(theirs, message.envelope, source=source, to=self._communicator.rank, tag=tag)
         message.note_match()
-        written: AbstractContextManager[Any] = (
-            nullcontext(buffer.data) if isinstance(buffer, DeviceBuffer) else written_by_mpi(buffer.unread)
-        )
-        with written as elements:
+        with written_by_mpi(buffer.unread) as elements:
             for piece in pieces(elements):
                 yield self._comm.Irecv(piece, source, 3 * tag + 2)
-        if isinstance(buffer, FlatBuffer):
-            buffer.unpack()
+        buffer.unpack()
 
     def _serve(self) -> None:
         quiet_since = time.monotonic()

@@ -44,24 +44,15 @@ class Hierarchy:
         across: process set of the ranks with this local rank on all hosts; None if this rank carries no part.
         num_parts: number of parts into which an array is divided.
         is_even: whether all hosts have the same number of ranks.
-        takes_device_memory: whether ``across`` sends and receives arrays in GPU memory, on all ranks.
     """
 
-    def __init__(
-        self,
-        all_ranks: Communicator,
-        inside: NcclGroup,
-        across: Communicator | None,
-        *,
-        takes_device_memory: bool,
-    ) -> None:
+    def __init__(self, all_ranks: Communicator, inside: NcclGroup, across: Communicator | None) -> None:
         sizes = list(map(len, all_ranks.topology.ranks_by_host))
         self.all_ranks = all_ranks
         self.inside = inside
         self.across = across
         self.num_parts = min(sizes)
         self.is_even = len(set(sizes)) == 1
-        self.takes_device_memory = takes_device_memory
         self._is_origin = False  # whether this rank has aborted the others
         self._is_under_way = False
         self._watch = Watch(self._look, name=f"sparkdl-{all_ranks.name}-fate", pause_s=_LOOK_S)
@@ -156,11 +147,9 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
             opened.callback(across.close)
         insides: list[NcclGroup] = []
 
-        def open_inside() -> bool:
-            """Open NCCL on this host, and return whether this rank takes device memory across hosts."""
+        def open_inside() -> None:
             insides.append(open_nccl_group(local, gpu=gpu, timeout_s=deadline.timeout_s))
             opened.callback(insides[0].close)
-            return across is None or across.takes_device_memory
 
         def explain(failures: Mapping[int, Any]) -> CommunicatorError:
             texts = [
@@ -170,7 +159,7 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
             ]
             return CommunicatorError(f"NCCL could not be opened inside every host: {'; '.join(texts)}")
 
-        take_device_memory = agree(
+        agree(
             lambda outcome: allgather_json(
                 all_ranks,
                 outcome,
@@ -183,4 +172,4 @@ def open_hierarchy(all_ranks: Communicator, *, gpu: int, timeout_s: float | None
             raises_own=True,
         )
         opened.pop_all()
-        return Hierarchy(all_ranks, insides[0], across, takes_device_memory=all(take_device_memory))
+        return Hierarchy(all_ranks, insides[0], across)

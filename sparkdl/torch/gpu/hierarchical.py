@@ -5,9 +5,9 @@ use the groups of :class:`~sparkdl.collective.nccl.hierarchy.Hierarchy`::
 
     allreduce   NCCL: reduce a part to each rank ─► across: allreduce the own part ─► NCCL: spread the parts
 
-A rank exchanges its part with the ranks of the same local rank on other hosts through pinned memory or, over MPI that
-takes device memory, from GPU to GPU. One thread calls the steps of a collective, with the lane's stream as the current
-one, and in the same order on all ranks, as NCCL requires.
+A rank exchanges its part with the ranks of the same local rank on other hosts through pinned memory. One thread calls
+the steps of a collective, with the lane's stream as the current one, and in the same order on all ranks, as NCCL
+requires.
 
 All other collectives, reductions that NCCL does not have, and the reduce_scatter and allgather on hosts with different
 numbers of ranks go through host memory as in :mod:`sparkdl.torch.gpu.staged`.
@@ -45,17 +45,9 @@ if TYPE_CHECKING:
     from sparkdl.torch.process_group import SparkdlProcessGroup
 
 
-_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "sum": torch.add,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "product": torch.mul,
-}
-
-
 @dataclass(frozen=True, eq=False)
 class PinnedAcross:
-    """Communication across hosts through pinned host memory: over TCP, and over MPI without support for GPUs.
+    """Communication across hosts through pinned host memory, over TCP or MPI.
 
     Attributes:
         communicator: communicator of the ranks with the same local rank on their hosts, used for nothing else.
@@ -100,68 +92,6 @@ class PinnedAcross:
         return self.lane.host_twin(tensor).copy_(tensor, non_blocking=True)
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceAcross:
-    """Communication across hosts over MPI that takes device memory: rings of messages, reduced on the GPU.
-
-    Only messages of MPI are used: libraries that take device memory in messages do not take it in all of their
-    non-blocking reductions (Open MPI in none). MPI has no streams, so the host waits for the GPU at every step.
-
-    Attributes:
-        communicator: communicator as in :class:`PinnedAcross`.
-        lane: lane on which the reductions run.
-    """
-
-    communicator: Communicator
-    lane: GpuLane
-
-    def allreduce(self, part: torch.Tensor, op: str, deadline: Deadline) -> Iterator[None]:
-        """Reduce a part in place, in the second of two steps; see :class:`PinnedAcross`."""
-        yield
-        blocks = part.tensor_split(self.communicator.world_size)
-        self._reduce_round(blocks, op, deadline)
-        self._gather_round(blocks, deadline)
-        yield
-
-    def reduce_scatter(self, blocks: torch.Tensor, op: str, deadline: Deadline) -> torch.Tensor:
-        """Reduce equal blocks, one per rank, and return this rank's block; the other blocks change, too."""
-        parts = blocks.tensor_split(self.communicator.world_size)
-        self._reduce_round(parts, op, deadline)
-        return parts[self.communicator.rank]
-
-    def allgather(self, block: torch.Tensor, blocks: torch.Tensor, deadline: Deadline) -> None:
-        """Concatenate the blocks of all ranks in ``blocks``."""
-        parts = blocks.tensor_split(self.communicator.world_size)
-        parts[self.communicator.rank].copy_(block)
-        self._gather_round(parts, deadline)
-
-    def _reduce_round(self, blocks: tuple[torch.Tensor, ...], op: str, deadline: Deadline) -> None:
-        """Pass block r around the ring from rank r + 1; it ends, reduced, at rank r."""
-        rank, size = self.communicator.rank, self.communicator.world_size
-        for step in range(1, size):
-            mine = blocks[(rank - step - 1) % size]
-            theirs = torch.empty_like(mine)
-            self._exchange(blocks[(rank - step) % size], theirs, deadline)
-            _FUNCTIONS[op](mine, theirs, out=mine)
-
-    def _gather_round(self, blocks: tuple[torch.Tensor, ...], deadline: Deadline) -> None:
-        """Pass block r around the ring from rank r to all ranks."""
-        rank, size = self.communicator.rank, self.communicator.world_size
-        for step in range(size - 1):
-            self._exchange(blocks[(rank - step) % size], blocks[(rank - step - 1) % size], deadline)
-
-    def _exchange(self, mine: torch.Tensor, theirs: torch.Tensor, deadline: Deadline) -> None:
-        """Send to the next rank and receive from the previous one, after the work that is on the stream."""
-        self.lane.block(self.lane.mark())
-        rank, size = self.communicator.rank, self.communicator.world_size
-        timeout_s = deadline.remaining_s()
-        sent = self.communicator.send_async(describe_tensor(mine), to=(rank + 1) % size, timeout_s=timeout_s)
-        self.communicator.recv_async(
-            describe_tensor(theirs), source=(rank - 1) % size, timeout_s=timeout_s
-        ).wait()
-        sent.wait()
-
-
 FlatTensors = Sequence[torch.Tensor]
 
 _PART_BYTES = 4 << 20
@@ -181,10 +111,7 @@ class HierarchicalSteps:
         self._num_parts = hierarchy.num_parts
         self._lane = lane
         self._order = hierarchy.rank_order() if hierarchy.is_even else []
-        self._across: PinnedAcross | DeviceAcross | None = None
-        if hierarchy.across is not None:
-            kind = DeviceAcross if hierarchy.takes_device_memory else PinnedAcross
-            self._across = kind(hierarchy.across, lane)
+        self._across = None if hierarchy.across is None else PinnedAcross(hierarchy.across, lane)
 
     def allreduce(
         self, flats: FlatTensors, *, op: str, prescale: float, stream: int, deadline: Deadline

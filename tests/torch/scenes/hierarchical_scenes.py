@@ -9,12 +9,10 @@ from collections.abc import Callable
 import torch
 
 from sparkdl.collective import Communicator
-from sparkdl.collective.buffers import DeviceArray
 from sparkdl.torch import RendezvousStore
 from sparkdl.torch.gpu.accelerator import open_hierarchical
 from sparkdl.torch.gpu.hierarchical import HierarchicalAccelerator
 from tests.collective.scenes.failure_scenes import LONG_S, Outcome, error_of
-from tests.nccl_stand_in.building import ask_stand_in_for_cuda_support
 from tests.run_ranks import RankEnvironment
 from tests.torch.scenes.host_lane import HostLane
 
@@ -39,11 +37,9 @@ def play(environment: RankEnvironment) -> dict[str, Outcome]:
     return outcomes
 
 
-def lose_a_rank(environment: RankEnvironment, *, is_cuda_aware: bool = False) -> Outcome:
+def lose_a_rank(environment: RankEnvironment) -> Outcome:
     """Rank 3 dies after a first sum; the others continue."""
     os.environ["CUDA_VISIBLE_DEVICES"] = str(environment.rank)
-    if is_cuda_aware:
-        ask_stand_in_for_cuda_support()
     communicator = environment.open(host_of_rank=HOSTS, timeout_s=LONG_S)
     group = open_group(environment, communicator)
     add_up(group, 8)
@@ -57,15 +53,6 @@ def lose_a_rank(environment: RankEnvironment, *, is_cuda_aware: bool = False) ->
     seen["to close"] = error_of(group.shutdown)
     communicator.close()
     return seen
-
-
-def send_from_gpu(environment: RankEnvironment) -> str:
-    """The error of MPI without CUDA support for GPU memory; empty if MPI was built with CUDA."""
-    with environment.open() as communicator:
-        if communicator.takes_device_memory:
-            return ""
-        array = DeviceArray(pointer=1 << 20, count=4, dtype="float32")
-        return error_of(lambda: communicator.send(array, to=1 - environment.rank))["message"]
 
 
 def sums(environment: RankEnvironment, communicator: Communicator) -> Outcome:

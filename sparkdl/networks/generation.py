@@ -3,6 +3,10 @@
 Each token costs the decoder one position, as the keys and values of earlier positions are kept. A text that has grown
 beyond the positions that the decoder was trained on is continued from its last ``max_length`` tokens, behind those
 that begin every text. The positions of all of these change with each token, so their keys are computed again.
+
+Models of transformers are continued by the same loop and not by their ``generate``. There, the draws of a text depend
+on the other texts of the batch, and a text that has grown too long is not continued from its last tokens.
+:class:`Decoder`, which runs without transformers, needs the loop in any case.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ its largest token number plus one, and ``encode``. The numbers 0 and 1 are not t
 and :data:`START` precedes every text, so that an empty text has a token, too. Texts are converted on *ranks*, in
 predictions, and when a fit is tried.
 
+Words are split here and not by the library ``tokenizers``, so that a fit and a served model need only torch. Each
+executor counts the words of a part of the rows; the library's trainers read all texts in one process.
+
 The network is a transformer (Vaswani et al., 2017, Attention Is All You Need).
 """
 
@@ -165,6 +168,12 @@ class TextNetwork(nn.Module):
 
 
 class _Layer(nn.Module):
+    """Attention and a feed-forward part, each added to its input.
+
+    It is not ``nn.TransformerEncoderLayer``: in ``eval`` mode, that passes the weights of its linear layers to one
+    kernel, and ignores adapters (LoRA) over these layers without an error.
+    """
+
     def __init__(self, size: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.num_heads = num_heads

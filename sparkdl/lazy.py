@@ -56,6 +56,7 @@ ENTRIES: Mapping[str, str] = {
     # Kinds of data.
     "a TransformSpec of Petastorm": "sparkdl.data.petastorm.transform",
     "a folder with a Unischema of Petastorm": "sparkdl.data.petastorm.unischema",
+    "a predicate of Petastorm": "sparkdl.data.petastorm.transform",
 }
 """The module behind each entry, as errors name the entry. There is no other way from the core to a guest, but
 for saved objects, which name their class."""

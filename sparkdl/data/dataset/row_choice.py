@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sparkdl import errors
 from sparkdl.errors import DataError
 from sparkdl.foreign_errors import errors_as
+from sparkdl.lazy import load_entry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,18 +117,6 @@ class RowFilter:
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
             object.__setattr__(self, "columns", (self.columns,))
-
-    @classmethod
-    def from_predicate(cls, predicate: Any) -> RowFilter:
-        """Return a filter that calls a Petastorm predicate (``in_lambda``, ``in_set``, ...) for each row."""
-        columns = sorted(predicate.get_fields())
-
-        def keep(values: Values) -> npt.NDArray[np.bool_]:
-            rows = zip(*(values[name] for name in columns), strict=True)
-            answers = (predicate.do_include(dict(zip(columns, row, strict=True))) for row in rows)
-            return np.fromiter((bool(answer) for answer in answers), np.bool_)
-
-        return cls(columns, keep)
 
     def rows_kept(self, table: pa.Table, row_group: int = 0) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows of a table that pass; the number of the row group is ignored.
@@ -249,10 +238,9 @@ def as_row_choice(row_filter: Any) -> RowChoice | None:
     """
     if row_filter is None or isinstance(row_filter, RowFilter | DrawnRows | RepeatedRows | SpreadRows):
         return row_filter
-    if callable(getattr(row_filter, "get_fields", None)) and callable(
-        getattr(row_filter, "do_include", None)
-    ):
-        return RowFilter.from_predicate(row_filter)
+    if hasattr(row_filter, "do_include"):
+        chosen: RowFilter = load_entry("a predicate of Petastorm").filter_of(row_filter)
+        return chosen
     raise DataError(
         f"row_filter is a {type(row_filter).__name__}; give a sparkdl.data.RowFilter(columns, function) or a predicate "
         "of Petastorm."

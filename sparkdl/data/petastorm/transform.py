@@ -1,4 +1,4 @@
-"""Applies Petastorm's ``TransformSpec`` in the feed, on the reader threads of every *rank*.
+"""Applies Petastorm's ``TransformSpec`` and predicates in the feed, on the reader threads of every *rank*.
 
 As with Petastorm's own readers, the function of the spec takes a pandas DataFrame of a row group if the files are plain
 Parquet (``make_batch_reader``), and a dict of one decoded row if they are a Unischema dataset (``make_reader``).
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
 from sparkdl.data.dataset.arrow import to_arrow, to_numpy
 from sparkdl.data.dataset.dataset import Preparation
+from sparkdl.data.dataset.row_choice import RowFilter
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, schema_of
 from sparkdl.errors import DataError
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparkdl.data.dataset.dataset import Column
+    from sparkdl.data.dataset.row_choice import Values
 
 
 def prepare_frames(columns: Sequence[Column], spec: Any) -> Preparation:
@@ -82,3 +86,15 @@ def missing_result_error(name: str, returned: Sequence[Any]) -> DataError:
         f"the function of the TransformSpec returned no column {name!r}, only {', '.join(map(str, returned))}; list "
         "the columns that it removes in removed_fields"
     )
+
+
+def filter_of(predicate: Any) -> RowFilter:
+    """Return a filter that calls a predicate (``in_lambda``, ``in_set``, ...) for each row."""
+    columns = sorted(predicate.get_fields())
+
+    def keep(values: Values) -> npt.NDArray[np.bool_]:
+        rows = zip(*(values[name] for name in columns), strict=True)
+        answers = (predicate.do_include(dict(zip(columns, row, strict=True))) for row in rows)
+        return np.fromiter((bool(answer) for answer in answers), np.bool_)
+
+    return RowFilter(columns, keep)

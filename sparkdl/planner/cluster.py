@@ -16,7 +16,7 @@ from sparkdl.errors import ParamError
 from sparkdl.gpu_data_sheets import DATA_SHEETS, data_sheet_of
 
 if TYPE_CHECKING:
-    from sparkdl.bench.contenders.sums import SumTimes
+    from sparkdl.planner.sums import SumTimes
 
 GIB = float(1 << 30)
 

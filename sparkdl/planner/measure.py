@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.bench.contenders.sums import SumTimes
 from sparkdl.bench.contest import TURN_TIMEOUT_S, Case, announce, hold
 from sparkdl.bench.rank_group import RankGroup
 from sparkdl.host_memory import available_bytes
 from sparkdl.parallel import Parallelism
 from sparkdl.planner.cluster import Device, Link, known_gpu, link_of_sums
 from sparkdl.planner.shape import DecoderShape, TrainingRecipe
+from sparkdl.planner.sums import SumTimes
 
 if TYPE_CHECKING:
     from sparkdl.bench.namespaces import Namespace

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sparkdl.bench.contenders.sums import time_sums
 from sparkdl.collective.current import provided
 from sparkdl.cores import usable_cores
 from sparkdl.errors import ParamError
@@ -29,6 +28,7 @@ from sparkdl.planner.cluster import LINKS, Cluster, Device, Link, known_gpu, lin
 from sparkdl.planner.counting import count, shape_of_module
 from sparkdl.planner.layouts import Freedom, Layout, Plan, plan
 from sparkdl.planner.shape import RECIPES, ModelShape, TrainingRecipe
+from sparkdl.planner.sums import time_sums
 
 if TYPE_CHECKING:
     from torch import nn

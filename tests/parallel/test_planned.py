@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import sparkdl.torch
-from sparkdl.bench.contenders.sums import SumTimes, time_sums
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.parallel import Parallelism, cross_entropy, parallelize, sequence
 from sparkdl.planner import DecoderShape, Link
@@ -20,6 +19,7 @@ from sparkdl.planner.counting import shape_of_module
 from sparkdl.planner.measure import measure_device, measure_link
 from sparkdl.planner.memory import memory_of
 from sparkdl.planner.shape import RECIPES
+from sparkdl.planner.sums import SumTimes, time_sums
 from sparkdl.torch import RendezvousStore
 from tests.nccl_stand_in.building import stand_in_variables
 from tests.run_ranks import RankEnvironment, run_ranks

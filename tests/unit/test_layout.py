@@ -70,7 +70,7 @@ LAYERS = {
     "jobs": "command, schema, predict, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",
     "doctor": "command, examination, network, cluster_facts | machine_checks, finding | machine_facts",
     "planner": "command, report | published | comparison, measure | on_ranks, layouts, counting | cost, memory, "
-    "cluster | shape",
+    "cluster | shape | sums",
     "cli": "demo, __main__ | local_session | run, elastic_run",
     "bench": "allreduce | feed | fit | launch | link | parallel | scaling | step | transform, contest, rank_group, "
     "contenders | libraries | namespaces | options | report",

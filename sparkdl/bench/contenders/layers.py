@@ -1,12 +1,14 @@
-"""The parts of a decoder whose forward and backward passes ``sparkdl plan --measure`` times, one at a time."""
+"""What ``sparkdl plan --measure`` times on ranks: forward and backward passes of one part of a decoder, and sums."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.bench.contenders.sessions import Trial
+from sparkdl.planner.sums import SumTimes, time_sums
 
 if TYPE_CHECKING:
     import torch
@@ -172,3 +174,29 @@ PARTS: dict[str, Callable[[Mapping[str, Any]], Part]] = {
     "head": _head,
     "update": _update,
 }
+
+
+class SumsTrial(Trial):
+    """Measurements of sums over all ranks.
+
+    Args:
+        device: type of the device on which the ranks sum.
+    """
+
+    num_warm_ups = 0
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._device = torch.device(device)
+        self._times: SumTimes | None = None
+
+    def run(self, operations: int) -> None:
+        """Measure this many times."""
+        for _ in range(operations):
+            self._times = time_sums(None, self._device)
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures of the last measurement."""
+        assert self._times is not None
+        return asdict(self._times)

@@ -22,13 +22,12 @@ from typing import Any
 from sparkdl.bench.contenders.allreduce import CONTENDERS, AllreduceTrial
 from sparkdl.bench.contenders.feed import FeedTrial
 from sparkdl.bench.contenders.fit_task import ArithmeticTrial
-from sparkdl.bench.contenders.layers import LayerTrial
+from sparkdl.bench.contenders.layers import LayerTrial, SumsTrial
 from sparkdl.bench.contenders.link import LinkTrial
 from sparkdl.bench.contenders.parallel import ParallelTrial
 from sparkdl.bench.contenders.scaling import AccuracyTrial, ScalingTrial
 from sparkdl.bench.contenders.sessions import Trial, open_session
 from sparkdl.bench.contenders.step import WRAPPERS, StepTrial
-from sparkdl.bench.contenders.sums import SumsTrial
 from sparkdl.collective import Address, Communicator, RendezvousClient
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdl.bench.contenders.sums import SumTimes
 from sparkdl.errors import ParamError
 from sparkdl.parallel import Parallelism
 from sparkdl.planner import DEVICES, Cluster, DecoderShape, Link, make_cluster
 from sparkdl.planner.cluster import link_of_sums
 from sparkdl.planner.cost import StepTime, step_time
 from sparkdl.planner.shape import RECIPES
+from sparkdl.planner.sums import SumTimes
 
 NEAR = Link(name="near", latency_s=1e-6, bytes_per_s=100e9)
 FAR = Link(name="far", latency_s=10e-6, bytes_per_s=10e9)

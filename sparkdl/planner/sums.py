@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-from sparkdl.bench.contenders.sessions import Trial
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -117,29 +115,3 @@ def _most_of_ranks(device: torch.device, *figures: float) -> list[float]:
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     most: list[float] = largest.tolist()
     return most
-
-
-class SumsTrial(Trial):
-    """Measurements of sums over all ranks.
-
-    Args:
-        device: type of the device on which the ranks sum.
-    """
-
-    num_warm_ups = 0
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self._device = torch.device(device)
-        self._times: SumTimes | None = None
-
-    def run(self, operations: int) -> None:
-        """Measure this many times."""
-        for _ in range(operations):
-            self._times = time_sums(None, self._device)
-
-    def result(self) -> dict[str, Any]:
-        """Return the figures of the last measurement."""
-        assert self._times is not None
-        return asdict(self._times)

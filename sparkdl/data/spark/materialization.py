@@ -7,11 +7,12 @@ the functions, because ranks do not have it. A DataFrame whose rows are already 
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
@@ -40,7 +41,7 @@ from sparkdl.data.spark.writing import (
     write_partition,
 )
 from sparkdl.data.store.housekeeping import remove_unless_used
-from sparkdl.data.store.store import as_store, use_if_removable
+from sparkdl.data.store.store import as_store, reopen_dataset, use_if_removable
 from sparkdl.errors import DataError, ParamError, StoreError, StoreFullError
 from sparkdl.spark.jobs import jobs_of
 
@@ -61,12 +62,8 @@ ROW_GROUP_BYTES = 16 << 20
 """Bytes of a row group in memory: smaller ones shuffle better, larger ones read faster; a rank holds a few at once."""
 
 _NAME = "fit"
-_FORMAT = 1
-"""Part of every key, to be increased when the same rows are written in another form."""
-
 _WAIT_S = 3600.0
-_LOOK_S = 0.5
-"""Seconds between checks whether another process still writes: a Store does not notify of changes."""
+"""Seconds that a fit waits for another thread that writes the same rows, before it writes rows of its own."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class _CopyRequest:
     def key(self) -> str | None:
         options = {
             "columns": [[field.name, field.dataType.json()] for field in self.fields],
-            "format": _FORMAT,
+            "store": self.store.url,
             "vector_dtype": self.vector_dtype,
             "row_group_bytes": self.row_group_bytes,
             "allow_ragged": self.allow_ragged,
@@ -334,35 +331,39 @@ def _as_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"stream": [sink.getvalue().to_pybytes()]})
 
 
+class _SharedRows:
+    """The written rows of a DataFrame object under one key, and the lock of the thread that writes them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.url = ""
+
+
+_shared_rows: WeakKeyDictionary[DataFrame, dict[str, _SharedRows]] = WeakKeyDictionary()
+_registering = threading.Lock()
+
+
 def _share(request: _CopyRequest, key: str) -> Obtained | None:
-    """Return the dataset of that key, which the first process writes; None if files or settings change meanwhile."""
-    store = request.store
-    deadline = time.monotonic() + _WAIT_S
-    while True:
-        _wait_for_writer(store, key, deadline)
-        if (existing := store.find_dataset(_NAME, key)) is not None:
+    """Return the dataset of that key, which the first thread writes; None if files or settings change meanwhile."""
+    with _registering:
+        rows = _shared_rows.setdefault(request.origin, {}).setdefault(key, _SharedRows())
+    if not rows.lock.acquire(blocking=False):
+        logger.info("Another thread is writing the same rows to %s; waiting for it.", request.store.url)
+        if not rows.lock.acquire(timeout=_WAIT_S):
+            return None
+    try:
+        if rows.url and (existing := reopen_dataset(rows.url)) is not None:
             return Obtained(*existing)
-        with store.stage_dataset(_NAME, key) as staged:
-            # Two processes may have begun at once; the first of them continues.
-            if time.monotonic() < deadline and store.is_being_written(_NAME, key, before=staged.url):
-                continue
+        with request.store.stage_dataset(_NAME) as staged:
             dataset = _write(request, staged)
             if request.key != key:
                 logger.info("Files or settings changed while the rows were read; they are not shared.")
                 return None
-            if (existing := store.find_dataset(_NAME, key)) is not None:
-                return Obtained(*existing)
             dataset = staged.commit(dataset)
+            rows.url = dataset.url
             return Obtained(dataset, staged.hand_over_use())
-
-
-def _wait_for_writer(store: Store, key: str, deadline: float) -> None:
-    is_reported = False
-    while store.is_being_written(_NAME, key) and time.monotonic() < deadline:
-        if not is_reported:
-            logger.info("Another process is writing the same rows to %s; waiting for it.", store.url)
-            is_reported = True
-        time.sleep(_LOOK_S)
+    finally:
+        rows.lock.release()
 
 
 def _write(request: _CopyRequest, staged: StagedDataset) -> ParquetDataset:
@@ -398,7 +399,7 @@ def _write(request: _CopyRequest, staged: StagedDataset) -> ParquetDataset:
     files = merge_small_files(df.sparkSession, staged.url, files, request.row_group_bytes)
     _check_failures(store, files)
     described = scan_dataset(staged.url, names, shapes, [file.path for file in files])
-    return replace(described, versions={})  # as for a process that finds the dataset in the Store
+    return replace(described, versions={})  # as for a fit that opens the dataset in the Store
 
 
 def _shapes(

@@ -9,10 +9,7 @@ it has already been done.
 from __future__ import annotations
 
 import logging
-import threading
-import uuid
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.plans import UnknownRowsError, leaves_of
@@ -28,28 +25,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_tokens: WeakKeyDictionary[DataFrame, str] = WeakKeyDictionary()
-"""A random name of each DataFrame object, which no other object in any process ever has."""
-_naming = threading.Lock()
-
 
 def shared_key(df: DataFrame, options: Mapping[str, Any]) -> str | None:
-    """Return the key of a DataFrame's rows, as 24 hexadecimal digits.
+    """Return a key that changes when a DataFrame object gives other rows, as 24 hexadecimal digits.
 
     Args:
-        df: the DataFrame that the user gave; another object has another key, even with the same plan.
+        df: the DataFrame that the user gave. Equal keys of two objects do not mean equal rows.
         options: other values that the written files depend on, of types that JSON takes.
 
     Returns:
-        A key that covers the object, all settings of the session, and the names, sizes and times of the files that are
-        read (of a Delta table also its log). None if the plan can give other rows in another run, or has other leaves
+        A key that covers all settings of the session, and the names, sizes and times of the files that are read (of a
+        Delta table also its log). None if the plan can give other rows in another run, or has other leaves
         than files, ranges and rows that the driver holds.
     """
     try:
         _, files = _repeatable(df)
-        with _naming:
-            token = _tokens.setdefault(df, uuid.uuid4().hex)
-        return digest({"token": token, "files": files, "settings": _settings(df), "options": dict(options)})
+        return digest({"files": files, "settings": _settings(df), "options": dict(options)})
     except Exception as error:  # sharing rows only saves work; without a key they are written for this fit
         logger.info("The rows are written for this fit alone: %s.", _why(error))
         return None

@@ -4,8 +4,7 @@ The manifest of a dataset is one JSON file that describes the folder. Reading it
 is opened again.
 
 Each dataset is written to a folder of its own, which is not read before its manifest exists: the manifest is written
-last, in one operation. A dataset that could not be finished leaves nothing behind. Datasets of the same content share
-a key in their names; if two are written at once, each is complete, and either can be used.
+last, in one operation. A dataset that could not be finished leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -24,15 +22,8 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.checks import check_format
 from sparkdl.data.dataset.dataset import MANIFEST_NAME, Column, ParquetDataset, RowGroup
 from sparkdl.data.files.filesystems import Location, absolute_url, open_location
-from sparkdl.data.files.lease import Lease, store_time
-from sparkdl.data.store.housekeeping import (
-    LAST_USE,
-    USE,
-    Marks,
-    list_folders,
-    remove_folder,
-    remove_old_folders,
-)
+from sparkdl.data.files.lease import Lease
+from sparkdl.data.store.housekeeping import LAST_USE, USE, Marks, remove_folder, remove_old_folders
 from sparkdl.errors import ParamError, StoreError
 from sparkdl.foreign_errors import describe_lasting_failure, reading_from, store_error, store_errors
 
@@ -194,22 +185,17 @@ class Store:
         )
 
     @contextmanager
-    def stage_dataset(self, name: str, key: str | None = None) -> Iterator[StagedDataset]:
+    def stage_dataset(self, name: str) -> Iterator[StagedDataset]:
         """Yield a new folder to write a dataset into; it is removed unless the dataset is committed.
 
         Args:
             name: first part of the folder's name.
-            key: key of the dataset's content, if other processes may find and use it with :meth:`find_dataset`; or
-                None.
 
         Raises:
             StoreError: if the Store cannot be written.
         """
         self.check_writable()
-        # The time comes first, so that all processes agree which of two writers of the same content came first.
-        token = f"{time.time_ns():016x}-{uuid.uuid4().hex[:8]}"
-        parts = [name, *([key] if key else []), token]
-        staged = StagedDataset(f"{self.url}/{'-'.join(parts)}")
+        staged = StagedDataset(f"{self.url}/{name}-{uuid.uuid4().hex}")
         try:
             yield staged
         finally:
@@ -224,44 +210,6 @@ class Store:
         """
         with self.stage_dataset(name) as staged:
             yield staged.url
-
-    def find_dataset(self, name: str, key: str) -> tuple[ParquetDataset, Lease] | None:
-        """Return a complete dataset with that name and key, and a use of it that the caller closes; None without one.
-
-        Raises:
-            StoreError: if the Store cannot be read or written.
-        """
-        for url in self._urls_with_key(name, key):
-            location = open_location(url)
-            if not Marks(location).has_manifest:
-                continue
-            use = use_dataset(url)
-            # Checked again, now that a cleanup sees this use.
-            marks = Marks(location)
-            try:
-                if marks.has_manifest and not marks.is_being_removed:
-                    return open_dataset(url), use
-            except StoreError as error:
-                logger.warning("%s is not used: %s", url, error)
-            use.close()
-        return None
-
-    def is_being_written(self, name: str, key: str, *, before: str | None = None) -> bool:
-        """Whether a process is writing a dataset with that name and key.
-
-        Args:
-            name: first part of the folder's name.
-            key: key of the content.
-            before: URL of a dataset that is being written; only those that began before it count. None for all.
-        """
-        for url in self._urls_with_key(name, key):
-            if url == before:
-                return False
-            location = open_location(url)
-            marks = Marks(location)
-            if not marks.has_manifest and marks.in_use(store_time(self.location)):
-                return True
-        return False
 
     def cleanup(self, older_than: timedelta | None = None) -> list[str]:
         """Remove datasets that were not used for some time, and the remains of interrupted writes.
@@ -283,16 +231,6 @@ class Store:
         return remove_old_folders(
             self.url, (self.keep_for if older_than is None else older_than).total_seconds()
         )
-
-    def _urls_with_key(self, name: str, key: str) -> list[str]:
-        prefix = f"{name}-{key}-"
-        with store_errors(f"The Store {self.url} cannot be listed"):
-            self.location.filesystem.invalidate_cache()
-            if not self.location.filesystem.exists(self.location.path):
-                return []
-            return [
-                f"{self.url}/{folder}" for folder in list_folders(self.location) if folder.startswith(prefix)
-            ]
 
 
 class StagedDataset:
@@ -345,6 +283,27 @@ def use_dataset(url: str) -> Lease:
     """
     with store_errors(f"{url} cannot be written"):
         return Lease(open_location(url), USE, last_use=LAST_USE)
+
+
+def reopen_dataset(url: str) -> tuple[ParquetDataset, Lease] | None:
+    """Return a dataset of a Store and a use of it that the caller closes; None if it was removed, or is being removed.
+
+    Raises:
+        StoreError: if the Store cannot be read or written.
+    """
+    location = open_location(url)
+    if not Marks(location).has_manifest:
+        return None
+    use = use_dataset(url)
+    # Checked again, now that a cleanup sees this use.
+    marks = Marks(location)
+    try:
+        if marks.has_manifest and not marks.is_being_removed:
+            return open_dataset(url), use
+    except StoreError as error:
+        logger.warning("%s is not used: %s", url, error)
+    use.close()
+    return None
 
 
 def use_if_removable(url: str) -> Lease | None:

@@ -16,6 +16,7 @@ from sparkdl.data import ParquetDataset, ParquetFeed, Store, open_dataset, scan_
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.writing import WrittenFile, write_partition
 from sparkdl.data.store.housekeeping import remove_unless_used
+from sparkdl.data.store.store import reopen_dataset
 from sparkdl.errors import StoreError
 from tests.servers.s3_server import s3, s3_endpoint
 from tests.unit.data.row_batches import structs_of
@@ -45,8 +46,8 @@ def write_rows(staged: StagedDataset, start: int, stop: int) -> ParquetDataset:
     return scan_dataset(staged.url)
 
 
-def commit_rows(store: Store, key: str | None = None) -> ParquetDataset:
-    with store.stage_dataset("fit", key) as staged:
+def commit_rows(store: Store) -> ParquetDataset:
+    with store.stage_dataset("fit") as staged:
         return staged.commit(write_rows(staged, 0, 1000))
 
 
@@ -65,14 +66,13 @@ def test_rows_are_written_scanned_and_fed_to_ranks(store: Store) -> None:
     assert store.location.filesystem.find(store.location.path) == []
 
 
-def test_dataset_is_found_by_its_key_and_kept_by_cleanup_while_it_is_read(store: Store) -> None:
-    dataset = commit_rows(store, "0123abcd")
-    found = store.find_dataset("fit", "0123abcd")
-    assert found is not None
-    assert found[0] == dataset
-    assert store.find_dataset("fit", "ffff") is None
+def test_dataset_is_reopened_and_kept_by_cleanup_while_it_is_read(store: Store) -> None:
+    dataset = commit_rows(store)
+    reopened = reopen_dataset(dataset.url)
+    assert reopened is not None
+    assert reopened[0] == dataset
     assert store.cleanup(timedelta(0)) == []
-    found[1].close()
+    reopened[1].close()
     assert store.cleanup() == []
     assert store.cleanup(timedelta(0)) == [dataset.url]
     assert store.location.filesystem.find(store.location.path) == []
@@ -82,25 +82,21 @@ def test_sets_committed_at_once_are_each_complete(store: Store) -> None:
     barrier = threading.Barrier(3)
 
     def commit(_: int) -> ParquetDataset:
-        with store.stage_dataset("fit", "abcd") as staged:
+        with store.stage_dataset("fit") as staged:
             dataset = write_rows(staged, 0, 1000)
             barrier.wait(60)
             return staged.commit(dataset)
 
     with ThreadPoolExecutor(max_workers=3) as pool:
-        found = list(pool.map(commit, range(3)))
-    chosen = store.find_dataset("fit", "abcd")
-    assert chosen is not None
-    assert chosen[0].url == min(dataset.url for dataset in found)
-    assert all(open_dataset(dataset.url).num_rows == 1000 for dataset in found)
-    chosen[1].close()
+        committed = list(pool.map(commit, range(3)))
+    assert all(open_dataset(dataset.url).num_rows == 1000 for dataset in committed)
 
 
 def test_dataset_that_was_not_committed_is_removed(store: Store) -> None:
-    with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("fit", "abcd") as staged:
+    with pytest.raises(RuntimeError, match="gave up"), store.stage_dataset("fit") as staged:
         write_rows(staged, 0, 10)
-        assert store.find_dataset("fit", "abcd") is None
-        assert store.is_being_written("fit", "abcd")
+        assert reopen_dataset(staged.url) is None
+        assert store.cleanup(timedelta(0)) == []
         raise RuntimeError("the executors gave up")
     assert store.location.filesystem.find(store.location.path) == []
 

@@ -18,8 +18,8 @@ from sparkdl.errors import ParamError, StoreError
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
 
 
-def commit_copy(store: Store, dataset: ParquetDataset, key: str | None = None) -> ParquetDataset:
-    with store.stage_dataset("a-fit", key) as staged:
+def commit_copy(store: Store, dataset: ParquetDataset) -> ParquetDataset:
+    with store.stage_dataset("a-fit") as staged:
         store.location.filesystem.put(dataset.url + "/", open_location(staged.url).path, recursive=True)
         return staged.commit(replace(dataset, url=staged.url))
 

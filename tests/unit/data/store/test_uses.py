@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.data import ParquetDataset, Store
 from sparkdl.data.store.housekeeping import remove_unless_used
-from sparkdl.data.store.store import use_dataset
+from sparkdl.data.store.store import reopen_dataset, use_dataset
 from tests.unit.data.store.test_store import commit_copy, store
 
 __all__ = ["store"]
@@ -32,7 +32,7 @@ def names_in(store: Store) -> list[str]:
 
 
 def test_datasets_unused_for_long_enough_are_removed_and_named(store: Store, rows: ParquetDataset) -> None:
-    datasets = [commit_copy(store, rows), commit_copy(store, rows, "abc")]
+    datasets = [commit_copy(store, rows), commit_copy(store, rows)]
     assert store.cleanup() == []
     assert store.cleanup(timedelta(hours=1)) == []
     assert store.cleanup(timedelta(0)) == sorted(dataset.url for dataset in datasets)
@@ -41,12 +41,10 @@ def test_datasets_unused_for_long_enough_are_removed_and_named(store: Store, row
 
 def test_datasets_in_use_are_kept_whatever_their_age(store: Store, rows: ParquetDataset) -> None:
     read = commit_copy(store, rows)
-    with use_dataset(read.url), store.stage_dataset("other", "key") as staged:
+    with use_dataset(read.url), store.stage_dataset("other") as staged:
         assert store.cleanup(timedelta(0)) == []
         assert not remove_unless_used(read.url)
-        assert store.is_being_written("other", "key")
-        assert staged.url.startswith(f"{store.url}/other-key-")
-    assert not store.is_being_written("other", "key")
+        assert staged.url.startswith(f"{store.url}/other-")
     assert store.cleanup(timedelta(0)) == [read.url]
 
 
@@ -77,31 +75,25 @@ def test_a_use_whose_process_died_ends_by_itself(tmp_path: Path) -> None:
 
 def test_the_time_of_the_last_use_counts(tmp_path: Path, rows: ParquetDataset) -> None:
     store = Store(tmp_path / "store", keep_for=timedelta(hours=2))
-    dataset = commit_copy(store, rows, "key")
+    dataset = commit_copy(store, rows)
     for path in Path(dataset.url).iterdir():
         os.utime(path, (1, 1))
-    found = store.find_dataset("a-fit", "key")
-    assert found is not None
-    found[1].close()
+    reopened = reopen_dataset(dataset.url)
+    assert reopened is not None
+    reopened[1].close()
     assert store.cleanup() == []
     for path in Path(dataset.url).iterdir():
         os.utime(path, (1, 1))
     assert store.cleanup() == [dataset.url]
 
 
-def test_dataset_marked_for_removal_is_not_found(tmp_path: Path, rows: ParquetDataset) -> None:
+def test_dataset_marked_for_removal_is_not_reopened(tmp_path: Path, rows: ParquetDataset) -> None:
     store = Store(tmp_path / "store")
-    dataset = commit_copy(store, rows, "key")
+    dataset = commit_copy(store, rows)
     (Path(dataset.url) / "_removing").touch()
-    assert store.find_dataset("a-fit", "key") is None
+    assert reopen_dataset(dataset.url) is None
     # The process that was to remove it died; the next cleanup does it.
     assert store.cleanup() == [dataset.url]
-
-
-def test_first_of_two_concurrent_writers_continues(store: Store) -> None:
-    with store.stage_dataset("fit", "key") as first, store.stage_dataset("fit", "key") as second:
-        assert not store.is_being_written("fit", "key", before=first.url)
-        assert store.is_being_written("fit", "key", before=second.url)
 
 
 def test_cleanup_of_a_store_that_does_not_exist_yet_does_nothing(tmp_path: Path) -> None:

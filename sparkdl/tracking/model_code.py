@@ -35,9 +35,6 @@ LOADER_MODULE = "sparkdl_model_loader"
 _LEFT_OUT = frozenset({"bench", "cli", "doctor", "estimators", "jobs", "launch", "runner"})
 """Packages that start and drive trainings, which the code of a model does not need."""
 
-_NATIVE = "sparkdl/_native.py"
-"""In a wheel, a copy of :mod:`sparkdl.tracking.carried_native`."""
-
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)
 """Modification time of all files in the wheel, the earliest that zip allows: the same modules give the same bytes."""
 
@@ -61,7 +58,6 @@ def _wheel() -> bytes:
     info = f"{DISTRIBUTION.replace('-', '_')}-{__version__}.dist-info"
     files = {
         **dict(_modules(resources.files("sparkdl"), "sparkdl")),
-        _NATIVE: (resources.files("sparkdl.tracking") / "carried_native.py").read_bytes(),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkdl\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -83,7 +79,7 @@ def _modules(folder: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
     """Yield path in the wheel and content of each Python file below a folder, which may itself be in a wheel."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         there = f"{path}/{entry.name}"
-        if entry.is_file() and entry.name.endswith(".py") and there != _NATIVE:
+        if entry.is_file() and entry.name.endswith(".py"):
             yield there, entry.read_bytes()
         elif entry.is_dir() and not (path == "sparkdl" and entry.name in _LEFT_OUT):
             yield from _modules(entry, there)

@@ -33,7 +33,6 @@ SMALL_FOR_A_REASON = {
     "sparkdl.horovod.torch.sync_batch_norm": "Horovod's own module name",
     "sparkdl.patches.collate": "changes to other libraries' insides stand in one folder",
     "sparkdl.patches.meta_parameters": "likewise",
-    "sparkdl.tracking.carried_native": "copied into every logged model",
     "sparkdl.tracking.model_loader": "copied into every logged model",
 }
 """Modules of less than 60 lines with only one importer, and the reason why each is a separate file."""
@@ -63,8 +62,8 @@ LAYERS = {
     "served_columns | signature, architecture | inputs | program | weights_file",
     "networks": "trained | language_folder, language, generation, logits | adapters | pretrained, backbones | "
     "decoder | images | standardization | tabular | text | folder_tokens",
-    "tracking": "fit_run, kept_runs, sender, mlflow_model, logged_model, model_code | model_loader | carried_native | "
-    "torch_model | start",
+    "tracking": "fit_run, kept_runs, sender, mlflow_model, logged_model, model_code | "
+    "model_loader | torch_model | start",
     "mlflow": "flavor | pyfunc",
     "runner": "horovod_runner, runner, on_rank, rank_logging | script",
     "jobs": "command, schema, predict, run_job, make_estimator, imports, job, identity | output | plan | yaml_tree",

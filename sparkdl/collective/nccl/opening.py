@@ -13,10 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import _native
-from sparkdl._native import NcclCommunicator
 from sparkdl.collective.byte_exchange import agree, allgather_json
-from sparkdl.collective.nccl.group import NcclGroup
 from sparkdl.errors import (
     CommunicatorError,
     CommunicatorTimeoutError,
@@ -30,8 +27,9 @@ from sparkdl.topology import group_ranks, name_groups, name_ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sparkdl._native import NcclLibrary
+    from sparkdl._native import NcclCommunicator, NcclLibrary
     from sparkdl.collective.communicator import Communicator
+    from sparkdl.collective.nccl.group import NcclGroup
 
 
 logger = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ _SONAME = "libnccl.so.2"
 _DRIVER = "libcuda.so.1"
 
 
-def load_nccl() -> _native.NcclLibrary:
+def load_nccl() -> NcclLibrary:
     """Load NCCL: from the path in ``SPARKDL_NCCL_LIBRARY`` if set, else the ``nvidia-nccl-cu*`` wheel, else the system.
 
     Another call for the same library returns the same object.
@@ -61,9 +59,11 @@ def load_nccl() -> _native.NcclLibrary:
 
 
 @cache
-def _load(candidates: tuple[str, ...]) -> _native.NcclLibrary:
+def _load(candidates: tuple[str, ...]) -> NcclLibrary:
+    from sparkdl._native import NcclLibrary  # a served model runs without it
+
     try:
-        library = _native.NcclLibrary(list(candidates), [_DRIVER])
+        library = NcclLibrary(list(candidates), [_DRIVER])
     except CommunicatorError as error:
         raise TransportUnavailableError(
             f"NCCL is not available: {error}. It needs an NVIDIA driver and NCCL 2.18 or later. Run: pip install"
@@ -113,6 +113,8 @@ def open_nccl_group(
         CommunicatorTimeoutError: if NCCL does not open in time.
         CommunicatorError: if some rank failed in any other way; the message names it and has NCCL's own text.
     """
+    from sparkdl.collective.nccl.group import NcclGroup  # imports the extension
+
     timeout_s = communicator.timeout_s if timeout_s is None else timeout_s
     deadline = Deadline(timeout_s)
     _check_ranks(
@@ -241,6 +243,8 @@ def _begin(
     Raises:
         CommunicatorError: if it could not be opened.
     """
+    from sparkdl._native import NcclCommunicator
+
     count = communicator.rendezvous.add(f"nccl/{name}/openings/{communicator.rank}", 1)
     news = communicator.rendezvous.view(f"nccl/{name}/{count}")
     with ExitStack() as unopened:

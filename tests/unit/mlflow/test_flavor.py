@@ -437,10 +437,10 @@ wheel, _ = write_code(Path(sys.argv[3]))
 print(Path(wheel).read_bytes() == Path(sys.argv[1], "code", Path(wheel).name).read_bytes())
 import pandas
 print(mlflow.pyfunc.load_model(sys.argv[4]).predict(pandas.DataFrame({"x": [[1.0, 2.0, 3.0]]}))["prediction"][0])
-from sparkdl._native import Communicator
+from sparkdl.errors import TransportUnavailableError
 try:
-    Communicator()
-except ImportError as error:
+    import sparkdl.collective.native.communicator
+except TransportUnavailableError as error:
     print(error)
 """
 
@@ -458,7 +458,7 @@ def test_models_predict_in_a_process_without_sparkdl(carried, tmp_path):
     assert loaded == f"{sparkdl.__version__} ManyIntoMany"
     assert is_same == "True", "what is logged there carries the same modules"
     assert float(predicted) == pytest.approx(module(torch.tensor([[1.0, 2.0, 3.0]])).item(), rel=1e-5)
-    assert "needs an installed sparkdl" in missing
+    assert "Install sparkdl from a wheel" in missing
 
 
 STRANGER = """

@@ -176,12 +176,11 @@ class FitRun(RunLog):
         )
         self._logged: Logged = {}
         self._wait_s = wait_s
-        self._num_kept = 0
         self._refused: list[Message] = []  # refused by the server now, and kept to be sent later
         self._is_abandoned = False
         self._dataset: LoggedDataset | None = None
         name = f"the run {run_name!r}" if run_name else "the run of this fit"
-        self._sender = Sender(self._send, spill=self._keep, warn=self._warn, name=name)
+        self._sender = Sender(self._send, warn=self._warn, name=name)
         super().__init__(self._sender.put)
         self._sender.put(Message(kind="begin"))
         # Garbage collection within the end of a run may close its group on the same thread.
@@ -349,7 +348,7 @@ class FitRun(RunLog):
         )
         why = "" if self._sender.last_error is None else f" ({type(self._sender.last_error).__name__})"
         try:
-            place = keep_run(kept, self._store, part=self._num_kept)
+            place = keep_run(kept, self._store)
         except Exception as error:
             self._warn(
                 "Not everything of this fit could be logged to MLflow%s, and keeping the rest failed, too: %s. The "
@@ -358,7 +357,6 @@ class FitRun(RunLog):
                 without_credentials(str(error)),
             )
             return
-        self._num_kept += 1
         self._warn(
             "Not everything of this fit could be logged to MLflow%s. The rest is kept in %s: send it by "
             "sparkdl.mlflow.send_kept(%r) when the server is available.",
@@ -430,22 +428,14 @@ def _sending_to(run_id: str) -> Iterator[Callable[[Message], None]]:
     def send(message: Message) -> None:
         deliver(mlflow.MlflowClient(uri), begun, message, None, {})
 
-    def lose(messages: list[Message]) -> None:
-        kinds = ", ".join(sorted({message.kind for message in messages}))
-        _logger.warning("MLflow has not taken %d messages (%s) of run %s.", len(messages), kinds, run_id)
-
-    sender = Sender(
-        send,
-        spill=lose,
-        warn=_logger.warning,
-        name=f"run {run_id}",
-    )
+    sender = Sender(send, warn=_logger.warning, name=f"run {run_id}")
     try:
         yield sender.put
     finally:
         sender.wait(_WAIT_AT_END_S)
         if left := sender.close():
-            lose(left)
+            kinds = ", ".join(sorted({message.kind for message in left}))
+            _logger.warning("MLflow has not taken %d messages (%s) of run %s.", len(left), kinds, run_id)
 
 
 def _active_run(switches: Switches) -> Run | None:

@@ -64,13 +64,12 @@ class KeptRun:
     model_uri: str | None = None
 
 
-def keep_run(kept: KeptRun, store: Store, *, part: int) -> str:
+def keep_run(kept: KeptRun, store: Store) -> str:
     """Store the unsent messages of a run, and return the URL of the folder.
 
     Args:
         kept: the run and its messages.
         store: Store in which to keep them.
-        part: number of this part among the kept parts of the run, which are sent in the order of their numbers.
 
     Raises:
         StoreError: if the folder cannot be written.
@@ -90,7 +89,7 @@ def keep_run(kept: KeptRun, store: Store, *, part: int) -> str:
         "messages": messages,
         "model_uri": kept.model_uri,
     }
-    url = f"{store.url}/{FOLDER}/{kept.start.start_time:015}-{kept.start.key[:12]}-{part:04}"
+    url = f"{store.url}/{FOLDER}/{kept.start.start_time:015}-{kept.start.key[:12]}"
     try:
         there = open_location(url)
         there.make_folder()

@@ -202,9 +202,6 @@ def _log_file(client: MlflowClient, run_id: str, path: str, content: bytes) -> N
         client.log_artifact(run_id, str(file), folder or None)
 
 
-MAX_WAITING = 10_000
-"""Maximal number of waiting messages; at four per second, more than half an hour."""
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -214,8 +211,6 @@ class Sender:
     Args:
         send: function that sends a message. It raises :class:`MessageRefusedError` if the message is to be dropped with
             a warning, and any other exception if the message is to be sent again.
-        spill: function that is called with the oldest messages if the queue is full, on the thread that calls
-            :meth:`put`.
         warn: function that logs a warning, with the arguments of ``logging.Logger.warning``.
         name: name of the run, used in warnings.
     """
@@ -224,11 +219,10 @@ class Sender:
         self,
         send: Callable[[Message], None],
         *,
-        spill: Callable[[list[Message]], None],
         warn: Callable[..., None],
         name: str,
     ) -> None:
-        self._send, self._spill, self._warn, self._name = send, spill, warn, name
+        self._send, self._warn, self._name = send, warn, name
         self._waiting: deque[Message] = deque()
         self._in_flight: Message | None = None
         self._changed = threading.Condition()
@@ -246,12 +240,7 @@ class Sender:
                 self._waiting[-1] = last
             else:
                 self._waiting.append(message)
-            spilled = []
-            if len(self._waiting) > MAX_WAITING:
-                spilled = [self._waiting.popleft() for _ in range(MAX_WAITING // 2)]
             self._changed.notify_all()
-        if spilled:
-            self._spill(spilled)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all messages are sent or the time is over; return whether they are sent.

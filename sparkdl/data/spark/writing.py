@@ -68,12 +68,6 @@ class ColumnCensus:
                 mine = self.lengths[level]
                 self.lengths[level] = [min(mine[0], least), max(mine[1], greatest)]
 
-    def _first_of(self, other: ColumnCensus) -> str:
-        # Null rows are reported before null elements.
-        if other.num_null_rows and not self.num_null_rows:
-            return other.first
-        return self.first or other.first
-
 
 def add_up(total: dict[str, ColumnCensus], later: Mapping[str, ColumnCensus]) -> None:
     """Add the census of later rows to the total of each column."""

@@ -95,7 +95,7 @@ def use_store(url):
     (Path("run") / "deep" / "f").write_bytes(b"12")
     message = Message(kind="folder", content={"path": "f"}, folder=Path("run").absolute())
     run = KeptRun(tracking_uri="", start=RunStart(key="a"), run=None, messages=[message])
-    there = open_location(keep_run(run, store, part=0))
+    there = open_location(keep_run(run, store))
     there.fetch_folder(Path("run").absolute())
     assert Path("run/0000/deep/f").read_bytes() == b"12"
     shutil.rmtree("run")

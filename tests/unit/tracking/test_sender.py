@@ -28,7 +28,7 @@ def test_message_that_fails_after_close_is_kept_without_a_warning(tmp_path: Path
             raise
 
     before = threading.enumerate()
-    sender = Sender(send, spill=print, warn=lambda *words: warnings.append(words), name="the fit")
+    sender = Sender(send, warn=lambda *words: warnings.append(words), name="the fit")
     sender.put(Message(kind="model", content={}, folder=folder))
     assert is_sending.wait(30)
     assert not sender.wait(0.01)

@@ -28,7 +28,7 @@ def test_runs_are_sent_from_another_filesystem_the_oldest_first_and_leave_nothin
     (tracked / "model" / "deep").mkdir(parents=True)
     (tracked / "model" / "deep" / "weights").write_bytes(b"1234")
     for key, start_time in (("later", 2), ("earlier", 1)):
-        url = keep_run(kept(key, start_time, tracked / "model"), store, part=0)
+        url = keep_run(kept(key, start_time, tracked / "model"), store)
         assert url.startswith(f"{store.url}/unsent-runs/")
     store.cleanup()
     sent = send_kept_runs(store)
@@ -51,4 +51,4 @@ def test_a_folder_without_its_last_file_is_left_alone(tmp_path):
 def test_a_store_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreError, match=r"The Store .*/store cannot be written"):
-        keep_run(kept("a", 1, tmp_path), Store(tmp_path / "store"), part=0)
+        keep_run(kept("a", 1, tmp_path), Store(tmp_path / "store"))

@@ -77,19 +77,18 @@ def try_metrics(
             "Param metrics need the model's outputs, and trainStep returns the loss alone. Return a tuple of the loss "
             "and the outputs."
         )
-    trials = [_MetricTrial(name, metric) for name, metric in metrics.items()]
-    failing = [trial for trial in trials if trial.failure(first)]
-    for trial in failing:
-        trial.begin()
-    tried, errors = 0, []
-    for batch in islice(whole_batches(), _NUM_BATCHES) if failing else ():
+    trials = {name: EpochMetrics({name: metric}, _CPU) for name, metric in metrics.items()}
+    failing = [name for name, trial in trials.items() if _failure(trial, first)]
+    trials = {name: EpochMetrics({name: metrics[name]}, _CPU) for name in failing}
+    tried = 0
+    errors: dict[str, TrainingError] = {}
+    for batch in islice(whole_batches(), _NUM_BATCHES) if trials else ():
         tried += batch[1]
-        failures = [(trial, trial.failure(batch)) for trial in failing]
-        failing = [trial for trial, error in failures if error]
-        errors = [error for _, error in failures if error]
-        if not failing:
+        errors = {name: error for name, trial in trials.items() if (error := _failure(trial, batch))}
+        trials = {name: trials[name] for name in errors}
+        if not trials:
             break
-    for error in errors:
+    for error in errors.values():
         if not isinstance(error.__cause__, ValueError) or tried >= num_rows:
             raise _refusal(error, f"the first {tried} rows") from error
         logger.warning(
@@ -101,37 +100,22 @@ def try_metrics(
         )
 
 
-class _MetricTrial:
-    """The trial of one metric, separate from others, so that all metrics are tried even if one fails."""
+def _failure(trial: EpochMetrics, batch: Evaluated) -> TrainingError | None:
+    """Update one metric with a batch; return the error if it cannot be updated or computed, else None.
 
-    def __init__(self, name: str, metric: Metric) -> None:
-        self._metrics = {name: metric}
-        self.begin()
-
-    def begin(self) -> None:
-        """Reset the metric."""
-        self._running = EpochMetrics(self._metrics, _CPU)
-
-    def failure(self, batch: Evaluated) -> TrainingError | None:
-        """Update the metric with a batch; return the error if it cannot be updated or computed, else None.
-
-        Raises:
-            ParamError: if the metric cannot be used, whatever the rows are.
-        """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about few rows do not apply to an epoch
-            try:
-                self._running.add(*batch)
-            except TrainingError as error:
-                self.begin()  # it may have counted half of the batch
-                return error
-            try:
-                self._running.try_to_compute()
-            except TrainingError as error:
-                if error.__cause__ is None:  # it is not one number
-                    raise _refusal(error, "the first rows") from error
-                return error
-        return None
+    Raises:
+        ParamError: if the metric cannot be used, whatever the rows are.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about few rows do not apply to an epoch
+        try:
+            trial.add(*batch)
+            trial.try_to_compute()
+        except TrainingError as error:
+            if error.__cause__ is None:  # it is not one number
+                raise _refusal(error, "the first rows") from error
+            return error
+    return None
 
 
 def _refusal(error: TrainingError, tried_on: str) -> ParamError:

@@ -149,28 +149,25 @@ def stored_type(data_type: DataType) -> tuple[str, str, int] | None:
         return "number", "float64", depth
     while isinstance(element, T.ArrayType):
         element = element.elementType
-    numbers: dict[type[DataType], str] = {
-        T.BooleanType: "bool",
-        T.ByteType: "int8",
-        T.ShortType: "int16",
-        T.IntegerType: "int32",
-        T.LongType: "int64",
-        T.FloatType: "float32",
-        T.DoubleType: "float64",
-    }
-    if type(element) in numbers:
-        return "number", numbers[type(element)], depth
-    if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
-        return "string", "object", depth
-    others: dict[type[DataType], tuple[str, str]] = {
+    stored: dict[type[DataType], tuple[str, str]] = {
+        T.BooleanType: ("number", "bool"),
+        T.ByteType: ("number", "int8"),
+        T.ShortType: ("number", "int16"),
+        T.IntegerType: ("number", "int32"),
+        T.LongType: ("number", "int64"),
+        T.FloatType: ("number", "float32"),
+        T.DoubleType: ("number", "float64"),
+        T.StringType: ("string", "object"),
+        T.CharType: ("string", "object"),
+        T.VarcharType: ("string", "object"),
         T.BinaryType: ("binary", "object"),
         T.DecimalType: ("decimal", "object"),
         T.DateType: ("date", "datetime64[D]"),
         T.TimestampType: ("timestamp", "datetime64[us]"),
         T.TimestampNTZType: ("timestamp", "datetime64[us]"),
     }
-    if type(element) in others:
-        return (*others[type(element)], depth)
+    if type(element) in stored:
+        return (*stored[type(element)], depth)
     if is_encoded(element):
         return "binary", "object", depth
     if isinstance(element, T.StructType) and tuple(element.names) == IMAGE_FIELDS and not depth:
@@ -237,31 +234,24 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _remedy(data_type: DataType) -> str:
-    """Return what to do about a type that cannot be fed; empty if it can."""
-    from pyspark.sql import types as T
+_CAST = "Cast it to a number, for instance with unix_timestamp."
+_REMEDIES = {
+    "number": "",
+    "string": "Encode strings as numbers first, for instance with StringIndexer. As features TorchClassifier and "
+    "TorchRegressor take strings as categories, TextClassifier as texts, and TorchEstimator with prepareFeatures, a "
+    "function that makes numbers of them (docs/inputs.md).",
+    "date": _CAST,
+    "timestamp": _CAST,
+    "binary": "Decode it into an array of numbers first. As features ImageClassifier takes encoded images, and "
+    "TorchEstimator any bytes with prepareFeatures, a function that makes numbers of them.",
+}
+"""What to do about columns that are not numbers, by their kind; empty for those that are."""
 
-    element = data_type
-    while isinstance(element, T.ArrayType):
-        element = element.elementType
-    if isinstance(element, (T.IntegralType, T.FloatType, T.DoubleType, T.BooleanType)):
-        return ""
-    if is_vector(data_type):
-        return ""
-    if isinstance(element, (T.StringType, T.CharType, T.VarcharType)):
-        return (
-            "Encode strings as numbers first, for instance with StringIndexer. As features TorchClassifier and "
-            "TorchRegressor take strings as categories, TextClassifier as texts, and TorchEstimator with "
-            "prepareFeatures, a function that makes numbers of them (docs/inputs.md)."
-        )
-    if isinstance(element, (T.DateType, T.TimestampType)):
-        return "Cast it to a number, for instance with unix_timestamp."
-    if isinstance(element, T.BinaryType):
-        return (
-            "Decode it into an array of numbers first. As features ImageClassifier takes encoded images, and "
-            "TorchEstimator any bytes with prepareFeatures, a function that makes numbers of them."
-        )
-    return "Turn it into numbers, a vector, or arrays of a fixed length."
+
+def _remedy(data_type: DataType) -> str:
+    """Return what to do about a type that is not numbers; empty if it is."""
+    kind, *_ = stored_type(data_type) or ("",)
+    return _REMEDIES.get(kind, "Turn it into numbers, a vector, or arrays of a fixed length.")
 
 
 _MISSING = object()

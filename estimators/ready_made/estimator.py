@@ -190,23 +190,22 @@ def _by_name(value: Any, columns: tuple[Column, ...]) -> Mapping[str, Any]:
 
 def _one(value: Any, column: Column) -> npt.NDArray[Any]:
     """Return a value as an array of one row; strings, bytes and images stay objects."""
-    if value is None and column.takes_nulls:
-        return _missing(column)
-    if value is None:
+    if value is None and not column.takes_nulls:
         raise DataError(
             f"Column {column.name!r} is null in this row, for which nothing can be predicted; transform gives null."
         )
-    if column.kind in ("string", "binary", "image") and not column.shape:
+    value = value.toArray() if hasattr(value, "toArray") else value
+    if value is not None and column.kind in ("string", "binary", "image") and not column.shape:
         row = np.empty(1, dtype=object)
         row[0] = _object(value, column)
         return row
-    if column.kind in ("date", "timestamp") and not column.shape:
-        return _time(value, column)
+    if column.takes_nulls or (column.kind in ("date", "timestamp") and not column.shape):
+        return _as_served(value, column)
     return _numbers(value, column)[None]
 
 
-def _time(value: Any, column: Column) -> npt.NDArray[Any]:
-    """Return a date or a timestamp as an array of one row; Spark's rows have instants in the zone of this machine."""
+def _as_served(value: Any, column: Column) -> npt.NDArray[Any]:
+    """Return a value as an array of one row, as served; instants of Spark rows are in the zone of this machine."""
     from sparkdl.model.served_columns import to_column_dtype  # with pandas, which other rows do without
 
     if isinstance(value, np.datetime64) and column.kind == "timestamp":
@@ -214,13 +213,6 @@ def _time(value: Any, column: Column) -> npt.NDArray[Any]:
     elif isinstance(value, datetime) and column.is_utc and value.tzinfo is None:
         value = value.astimezone()
     return to_column_dtype([value], column)
-
-
-def _missing(column: Column) -> npt.NDArray[Any]:
-    """Return a missing value as an array of one row: NaN, NaT or None."""
-    if column.dtype == "object":
-        return np.full((1, *column.shape), None, dtype=object)
-    return np.full((1, *column.shape), "NaT" if column.dtype.startswith("datetime") else np.nan, column.dtype)
 
 
 def _object(value: Any, column: Column) -> Any:
@@ -240,7 +232,7 @@ def _numbers(value: Any, column: Column) -> npt.NDArray[Any]:
     element, depth = (column.element[0], 1) if column.kind == "ragged" else (column.kind, len(column.shape))
     wanted = f"arrays of {element}s" if depth else f"a {element}"
     try:
-        row = rectangular_array(value.toArray() if hasattr(value, "toArray") else value)
+        row = rectangular_array(value)
     except ValueError as error:  # arrays inside arrays that differ in length
         raise _wrong_value_error(value, column, wanted, f" {error}") from error
     if (

@@ -103,6 +103,12 @@ def test_every_way_of_prediction_gives_a_row_the_same(dataset, saved):
     np.testing.assert_allclose(one_by_one, expected, rtol=1e-6)
 
 
+def test_null_inside_an_array_of_one_row_is_imputed_as_in_a_request(saved):
+    row = dict.fromkeys(FEATURES) | {"pair": [None, 2.0]}
+    served = PyfuncModel(saved).predict(pd.DataFrame([row]))
+    assert answer_row(saved, row, "probability").toArray().tolist() == list(served["probability"][0])
+
+
 def test_served_rows_may_lack_everything(saved):
     missing = {name: [None] for name in FEATURES} | {"pair": [[None, 2.0]]}
     served = PyfuncModel(saved).predict(pd.DataFrame(missing))

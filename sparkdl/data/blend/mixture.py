@@ -109,7 +109,9 @@ class Mixture:
                 num_samples, ordered[0], shares[0], self._scale
             )
         else:
-            compute = _compute_few if len(lags) <= _FEW else _compute_many
+            # Counts that come from other weights may lag by more than 64 bits can hold.
+            fits = max(map(abs, lags)) < 1 << 62
+            compute = _compute_many if fits and len(lags) > _FEW else _compute_few
             chosen = compute(num_samples, ordered, shares, self._scale)
         return np.asarray(self._order, np.intp)[chosen]
 
@@ -146,7 +148,7 @@ def _compute_few(num_samples: int, lags: list[int], shares: list[int], scale: in
 
 
 def _compute_many(num_samples: int, lags: list[int], shares: list[int], scale: int) -> npt.NDArray[np.intp]:
-    # 64 bits suffice: a dataset lags by a few samples at most, and a sample is at most 2^41.
+    # A sample is at most 2^41, and a dataset lags by a few of them.
     lag, share = np.asarray(lags, np.int64), np.asarray(shares, np.int64)
     chosen = np.empty(num_samples, np.intp)
     for sample in range(num_samples):

@@ -81,6 +81,12 @@ def test_changed_weights_keep_the_counts_drawn_and_catch_up() -> None:
     assert mixture.drawn == (100, 300)
 
 
+def test_many_datasets_catch_up_after_millions_of_samples_by_other_weights() -> None:
+    mixture = Mixture([number**0.5 for number in range(2, 22)])
+    mixture.drawn = (10**8, *[10**8] * 18, 0)
+    assert mixture.draw(100).tolist() == [19] * 100
+
+
 def test_hundreds_of_datasets_each_get_their_share() -> None:
     weights = list(range(1, 301))
     drawn = Mixture(weights).draw(1000)

@@ -24,7 +24,7 @@ from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.estimators.scoring.columns import value_type
 from sparkdl.estimators.summary import ShownAsText, plots
-from sparkdl.model.predictor import has_scores
+from sparkdl.model.decisions import has_scores
 from sparkdl.tracking import add_to_run
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ class ClassificationEvaluation(ModelEvaluation):
 
     @property
     def precisionByLabel(self) -> list[float]:
-        """Share of the rows predicted as each label that have it; 0 for a label that is never predicted."""
+        """For each label, the share of its predictions that are correct; 0 for a label that is never predicted."""
         return _shares(np.diag(self.confusion), self.confusion.sum(axis=0))
 
     @property
     def recallByLabel(self) -> list[float]:
-        """Share of the rows with each label that are predicted as such; 0 for a label that no row has."""
+        """For each label, the share of its rows that are predicted correctly; 0 for a label that no row has."""
         return _shares(np.diag(self.confusion), self.confusion.sum(axis=1))
 
     def fMeasureByLabel(self, beta: float = 1.0) -> list[float]:
@@ -145,8 +145,8 @@ class ClassificationEvaluation(ModelEvaluation):
         """
         if self._scored is None:
             raise ParamError(
-                f"There is no curve of {len(self.labels)} classes without a score for each: it takes two classes and a "
-                "model with rawPredictionCol."
+                f"There is no curve of {len(self.labels)} classes here: a curve needs two classes, and a model that "
+                "has a score for each (rawPredictionCol)."
             )
         false, true = np.cumsum(self._scored, axis=1).astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -319,7 +319,7 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weigh
 
 
 def _label(label: Column, output: ModelOutput, kind: str) -> Column:
-    """Return a label, null for NaN, and for a number below 0 where the classes are numbered, as losses ignore it."""
+    """Return the labels that count: null for NaN, and for a class number below 0, which losses ignore."""
     if kind != "double":
         return label
     label = F.nanvl(label, F.lit(None).cast("double"))
@@ -327,7 +327,7 @@ def _label(label: Column, output: ModelOutput, kind: str) -> Column:
 
 
 def is_scored(output: ModelOutput) -> bool:
-    """Whether an output is of two classes, or may be, with a score for each."""
+    """Whether an output has, or may have, two classes with a score each."""
     return has_scores(output) and output.num_classes in (None, 2)
 
 

@@ -26,6 +26,7 @@ from sparkdl.estimators.fit.inputs import (
     most_different_rows,
     vector_dtype,
 )
+from sparkdl.estimators.fit.probe import prediction_shape, try_outputs
 from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.params.inputs import labels_by_column
 from sparkdl.estimators.params.table import check_entries, default_values
@@ -38,7 +39,6 @@ from sparkdl.model.program import program_of, read_program
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.tracking.torch_model import is_logged, load_logged
-from sparkdl.training.probe import prediction_shape, try_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

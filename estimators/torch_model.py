@@ -32,7 +32,7 @@ from sparkdl.estimators.scoring.models import ScoringModels
 from sparkdl.estimators.scoring.udf import convert_for_python, packing_of, prediction_udf
 from sparkdl.estimators.summary import History, TrainingSummary, describe_values, html_facts
 from sparkdl.lazy import load_entry
-from sparkdl.model.predictor import with_thresholds
+from sparkdl.model.decisions import with_thresholds
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
 from sparkdl.spark.session import shares_gpus, threads_by_settings
 from sparkdl.training.history import EpochRecord
@@ -330,10 +330,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
     def evaluate(self, dataset: DataFrame, name: str | None = "test") -> Any:
         """Return how good the predictions for labelled rows are, as models of Spark ML do.
 
-        For classes that is a :class:`~sparkdl.estimators.ClassificationEvaluation`, for numbers a
-        :class:`~sparkdl.estimators.RegressionEvaluation`, with the names of Spark ML's summaries: ``accuracy``,
-        ``recallByLabel``, ``roc``, ``rootMeanSquaredError`` and so on. The model runs once, and Spark sums on the
-        executors. Rows count by the weights in ``weightCol``, or else equally.
+        The result is a :class:`~sparkdl.estimators.ClassificationEvaluation` for classes, and a
+        :class:`~sparkdl.estimators.RegressionEvaluation` for numbers. Its names are those of Spark ML's summaries:
+        ``accuracy``, ``recallByLabel``, ``roc``, ``rootMeanSquaredError`` and so on. The model runs once, and Spark
+        sums on the executors. Rows are weighted by ``weightCol`` if it is set.
 
         Args:
             dataset: DataFrame with the feature columns and ``labelCol``.

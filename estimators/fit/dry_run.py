@@ -17,14 +17,15 @@ import torch
 
 from sparkdl import data
 from sparkdl.errors import ParamError, TrainingError
+from sparkdl.estimators.fit.probe import TrialGradients, trial_copy, try_optimizer
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.architecture import evaluating
 from sparkdl.random_state import random_numbers_apart
 from sparkdl.training.device_batches import single_rows_allowed
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import Evaluation, Objective, StepPosition
-from sparkdl.training.probe import TrialGradients, trial_copy, try_optimizer
-from sparkdl.training.update import Precision, make_optimizer
+from sparkdl.training.precision import Precision
+from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sparkdl.data import ParquetDataset
+    from sparkdl.estimators.fit.probe import Gradients
     from sparkdl.training.metrics import Metric
     from sparkdl.training.objective import Batch
-    from sparkdl.training.probe import Gradients
     from sparkdl.training.spec import TrainingSpec
 
 

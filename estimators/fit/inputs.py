@@ -33,6 +33,7 @@ from sparkdl.errors import (
 )
 from sparkdl.estimators.fit.dry_run import try_step
 from sparkdl.estimators.fit.labels import and_more, make_heads, stored_values, trial_labels, with_classes
+from sparkdl.estimators.fit.probe import ProbeResult, probe
 from sparkdl.estimators.fit.recipe import Recipe
 from sparkdl.estimators.fit.split import split_rows, validation_column
 from sparkdl.estimators.params.inputs import labels_by_column, scored_columns_of
@@ -42,14 +43,13 @@ from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.lazy import load_entry
 from sparkdl.model.architecture import split_module
+from sparkdl.model.decisions import with_thresholds
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name, number_dtype
 from sparkdl.model.losses import prediction_kind
 from sparkdl.model.named_metrics import named_metric
-from sparkdl.model.predictor import with_thresholds
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.training.callbacks import Patience
 from sparkdl.training.learning_rate import make_scheduler
-from sparkdl.training.probe import ProbeResult, probe
 from sparkdl.training.spec import DRAWN, Goal, TrainingSpec
 from sparkdl.training.update import make_optimizer, optimizer_bytes, updates_per_epoch
 
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from pyspark.ml.param import Param, Params
 
     from sparkdl.data import Column
+    from sparkdl.estimators.fit.probe import Gradients
     from sparkdl.estimators.params.estimator import _TorchEstimatorParams
     from sparkdl.model.heads import Head
     from sparkdl.model.inputs import PrepareFunction
     from sparkdl.parallel import Parallelism
     from sparkdl.training.metrics import Metric
-    from sparkdl.training.probe import Gradients
 
 
 def make_inputs(
@@ -380,8 +380,8 @@ def _check_division(params: _TorchEstimatorParams, model: nn.Module, sizes: Para
         _check_pipeline(params, model)
     if sizes.offload and not params.getGpusPerWorker():
         raise ParamError(
-            "Param parallelism has offload, which keeps weights in host memory that a GPU computes with, and "
-            "gpusPerWorker is 0. Set gpusPerWorker to 1, or leave offload out: CPU ranks have all in host memory."
+            "Param parallelism has offload, which keeps the weights of a GPU in host memory, and gpusPerWorker is 0. "
+            "Set gpusPerWorker to 1, or leave offload out."
         )
     if params.getPrecision() == "float16" and sizes.data != replicas:
         raise ParamError(
@@ -390,8 +390,8 @@ def _check_division(params: _TorchEstimatorParams, model: nn.Module, sizes: Para
         )
     if params.getSyncBatchNorm() and sizes.tensor * sizes.context > 1:
         raise ParamError(
-            "Param syncBatchNorm would count rows twice where ranks of tensor or context parallelism have the same "
-            "ones. Leave it out, or use shard alone."
+            "Param syncBatchNorm is True, and parallelism has ranks with the same rows (tensor or context), whose rows "
+            "would be counted twice. Leave syncBatchNorm out, or use shard alone."
         )
 
 

@@ -21,8 +21,8 @@ from sparkdl.training.history import EPOCH_METRICS, EpochRecord
 from sparkdl.training.learning_rate import INTERVALS, SCALINGS, SchedulerFactory
 from sparkdl.training.metrics import Metric
 from sparkdl.training.objective import UserStep
+from sparkdl.training.precision import PRECISIONS
 from sparkdl.training.spec import MODES, Goal, OptimizerFactory
-from sparkdl.training.update import PRECISIONS
 
 _NAME = re.compile(r"[A-Za-z][\w.\- ]*")
 

@@ -35,9 +35,10 @@ from sparkdl.estimators.persistence import SavedInFolder
 from sparkdl.estimators.ready_made.params import _ReadyMadeParams, describe_kind
 from sparkdl.estimators.torch_estimator import FittingEstimator, M, TorchEstimator
 from sparkdl.estimators.torch_model import TorchModel
+from sparkdl.model.decisions import to_label_values
 from sparkdl.model.inputs import rectangular_array
 from sparkdl.model.named_metrics import OF_CLASSES
-from sparkdl.model.predictor import Answer, Predictor, to_label_values
+from sparkdl.model.predictor import Answer, Predictor
 from sparkdl.networks.tabular import TabularInputs
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class ReadyMadeEstimator(FittingEstimator[M], _ReadyMadeParams, SavedInFolder[An
         self._params_of_fit()._check_settings()
 
     def _params_of_fit(self) -> TorchEstimator:
-        """Return the estimator that runs the fit, without a model: :meth:`_learn` makes that of the written rows."""
+        """Return the estimator that runs the fit, without a model: :meth:`_learn` makes it from the written rows."""
         params = TorchEstimator(
             optimizer=partial(
                 torch.optim.AdamW, lr=self.getLearningRate(), weight_decay=self.getWeightDecay()

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparkdl.data.spark.columns import quote
 from sparkdl.errors import ParamError
-from sparkdl.model.predictor import has_probabilities, has_scores, to_label_values
+from sparkdl.model.decisions import has_probabilities, has_scores, to_label_values
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

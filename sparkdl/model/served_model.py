@@ -18,7 +18,8 @@ import pandas as pd
 import torch
 
 from sparkdl.errors import DataError, ParamError, list_names
-from sparkdl.model.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor, has_probabilities, to_label_values
+from sparkdl.model.decisions import has_probabilities, to_label_values
+from sparkdl.model.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.served_columns import to_column_dtype
 

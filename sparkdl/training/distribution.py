@@ -28,8 +28,8 @@ from sparkdl.torch import (
 from sparkdl.torch.buffers import plain_parts
 from sparkdl.torch.replicas import LiveParameters
 from sparkdl.training.objective import Evaluation, StepModule
+from sparkdl.training.precision import use_float8
 from sparkdl.training.spec import DRAWN
-from sparkdl.training.update import use_float8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -275,7 +275,7 @@ class Replicas(ModelDistribution):
     def after_update(self, *, ends_epoch: bool, is_due: bool) -> bool:
         """Synchronize the ranks after an update if it is time; return whether all have the same weights. Collective.
 
-        Ranks that overlap their reductions have the same weights nowhere within an epoch, unless a checkpoint is due:
+        Ranks that overlap their reductions never have the same weights within an epoch, unless a checkpoint is due:
         then they wait for the average when they would have sent their progress.
         """
         if self.local is None:

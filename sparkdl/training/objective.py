@@ -25,8 +25,8 @@ from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_gl
 from sparkdl.random_state import random_numbers_apart, rank_seed
 
 if TYPE_CHECKING:
+    from sparkdl.training.precision import Precision
     from sparkdl.training.spec import AugmentFunction, TrainingSpec
-    from sparkdl.training.update import Precision
 
 
 UserStep: TypeAlias = Callable[[nn.Module, dict[str, Tensor]], Any]

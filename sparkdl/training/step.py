@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from sparkdl.collective import Communicator
     from sparkdl.training.distribution import ModelDistribution
     from sparkdl.training.metrics import EpochMetrics
-    from sparkdl.training.update import Precision, UpdatePlan, WeightUpdate
+    from sparkdl.training.precision import Precision
+    from sparkdl.training.update import UpdatePlan, WeightUpdate
 
 
 _NEVER = np.iinfo(np.int64).max

@@ -35,10 +35,10 @@ from sparkdl.training.history import EpochMeter, EpochRecord, FitOutcome, Progre
 from sparkdl.training.learning_rate import LearningRate, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import ErrorContext, Objective, StepPosition
+from sparkdl.training.precision import Precision
 from sparkdl.training.stages import Stages
 from sparkdl.training.step import TrainingStep
 from sparkdl.training.update import (
-    Precision,
     UpdatePlan,
     WeightUpdate,
     fuse,
@@ -93,7 +93,7 @@ def distribute(
         spec: what to train and how.
         communicator: communicator of all ranks.
         device: device of this rank.
-        resources: exit stack that undoes at the end of the fit what is done to the module.
+        resources: exit stack that undoes the changes to the module at the end of the fit.
         by_replica: whether the ranks of each replica of a divided module follow each other, and are lost together.
 
     Raises:

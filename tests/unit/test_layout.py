@@ -50,7 +50,7 @@ LAYERS = {
     "parallel": "checkpoint | parallelize | weights, context, attention | pipeline, "
     "sequence | tensor, sharding, verify, parallelism | collectives, replaced_parameters",
     "training": "remote, trainer, callbacks | balance, stages, step | validation, checkpoint, history | "
-    "distribution, objective | probe, device_batches | learning_rate | metrics | spec | update",
+    "distribution, objective | device_batches | learning_rate | metrics | spec | update | precision",
     "monitor": "settings | top, exports | sampler, board | trace, communication | flops | memory",
     "launch": "spark_launch | local_launch, ranks, elastic, spark_job | local_stage, supervision, failures, "
     "stage, task, forkserver | hangs, rank | restarts, slots | wire | lines",
@@ -58,8 +58,8 @@ LAYERS = {
     "horovod": "spark, runner, torch",
     "horovod.torch": "elastic | optimizer, functions | sync_batch_norm, basics, gradient_reduction | session, "
     "operations, handles | process_sets, current_session | engine, compression | mpi_ops | names",
-    "model": "served_model, predictor, independent_rows, named_metrics, export | saved_model, heads, losses | "
-    "served_columns | signature, architecture | inputs | program | weights_file",
+    "model": "served_model, predictor, independent_rows, named_metrics, export | saved_model | decisions, heads, "
+    "losses | served_columns | signature, architecture | inputs | program | weights_file",
     "networks": "trained | language_folder, language, generation, logits | adapters | pretrained, backbones | "
     "decoder | images | standardization | tabular | text | folder_tokens",
     "tracking": "fit_run, kept_runs, sender, mlflow_model, logged_model, model_code | "

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from sparkdl.data import Column
 from sparkdl.errors import ParamError
+from sparkdl.estimators.fit.probe import ProbeResult, probe
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.inputs import ModelInputs
-from sparkdl.training.probe import ProbeResult, probe
 
 
 class Computing(nn.Module):

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sparkdl.model.decisions import class_probabilities, class_scores, decide
 from sparkdl.model.losses import prediction_kind
-from sparkdl.model.predictor import class_probabilities, class_scores, decide
 
 LOSSES_OF_CLASSES = (nn.CrossEntropyLoss(), nn.NLLLoss(), nn.BCEWithLogitsLoss(), nn.BCELoss())
 

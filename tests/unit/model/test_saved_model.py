@@ -19,11 +19,11 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from sparkdl.errors import SavedModelError, SerializationError
+from sparkdl.estimators.fit.probe import trial_copy
 from sparkdl.model.architecture import split_module
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import FORMAT_VERSION, SavedModel, load_model, modules_in_pickle, save_model
 from sparkdl.model.signature import ModelSignature
-from sparkdl.training.probe import trial_copy
 from tests.training.signatures import make_signature
 
 

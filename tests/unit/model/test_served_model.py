@@ -12,7 +12,8 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
-from sparkdl.model.predictor import Predictor, decide
+from sparkdl.model.decisions import decide
+from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.served_columns import to_column_dtype
 from sparkdl.model.served_model import PyfuncModel

@@ -12,7 +12,7 @@ from sparkdl.collective.error_origin import is_consequence
 from sparkdl.errors import CorruptFileError, DataError, ParamError, RankLostError, TrainingError
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.training.objective import ErrorContext, Objective, StepPosition
-from sparkdl.training.update import Precision
+from sparkdl.training.precision import Precision
 from tests.training.scenes.training_scenes import make_spec
 
 CPU = torch.device("cpu")

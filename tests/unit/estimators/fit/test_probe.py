@@ -9,10 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
+from sparkdl.estimators.fit.probe import TrialGradients, probe, trial_copy, try_optimizer
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.inputs import ModelInputs
 from sparkdl.model.losses import as_module, prediction_kind
-from sparkdl.training.probe import TrialGradients, probe, trial_copy, try_optimizer
 
 
 def sgd(parameters):

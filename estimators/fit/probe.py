@@ -39,6 +39,7 @@ from torch.overrides import TorchFunctionMode
 
 from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.foreign_errors import errors_as
+from sparkdl.model.decisions import decide
 from sparkdl.model.heads import Head, outputs_of_rows
 from sparkdl.model.independent_rows import check_rows_are_independent, layers_over_rows
 from sparkdl.model.inputs import (
@@ -57,7 +58,6 @@ from sparkdl.model.losses import (
     match_targets,
     prediction_kind,
 )
-from sparkdl.model.predictor import decide
 from sparkdl.training.update import make_optimizer
 
 if TYPE_CHECKING:

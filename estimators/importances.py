@@ -49,7 +49,7 @@ class FeatureImportances(ShownAsText):
 
     Attributes:
         names: names of the features: those of the columns, and ``column[index]`` for elements of vectors and arrays.
-        means: mean fall of the score, of errors their mean rise, by feature.
+        means: mean fall of the score by feature; if the score is an error, its mean rise.
         deviations: standard deviation of that over the repetitions, by feature.
         score: score of the unchanged rows.
         metric: name of the score, such as ``accuracy``.
@@ -149,7 +149,7 @@ def measure_importances(
     labels = values[label][counted]
     weights = values[weight][counted].astype(np.float64) if weight else None
     if not len(labels):
-        raise DataError("None of the rows has a label, and features that the model predicts.")
+        raise DataError("No row has both a label and features that the model can predict.")
     if weights is not None and not ((weights >= 0) & np.isfinite(weights)).all():
         raise row_weights_error("weightCol has NaN, infinity or negative numbers")
     labels = class_numbers(labels, output.classes, label) if output.classes is not None else labels
@@ -221,7 +221,7 @@ def _evaluation(
     weights: npt.NDArray[np.float64] | None,
     output: ModelOutput,
 ) -> ModelEvaluation:
-    """Return how good answers are for labels, numbers or the numbers of classes; ``weights`` are those of the rows."""
+    """Compare answers with labels, which are numbers or the numbers of classes; ``weights`` are those of the rows."""
     predictions, count = answers["prediction"], len(labels)
     if output.kind == "value":
         errors = predictions - labels

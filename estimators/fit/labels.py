@@ -251,21 +251,22 @@ def label_faults(params: _TorchEstimatorParams, columns: Iterable[Column]) -> It
 
 
 def _check_divisor(loss: LossFunction, column: Column) -> None:
-    """Refuse one of several losses if its mean is not taken over the rows, as an Objective does with their values."""
+    """Refuse a loss that does not take the mean over the rows: an Objective averages several losses over the rows."""
     if needs_global_weight(loss, weighted=False, label_is_scalar=not column.shape):
         raise ParamError(
-            f"The loss of label column {column.name!r} divides by the labels or the weights of classes that count, and "
-            "those of several label columns have to divide by the rows. Leave weight and ignore_index out of it, give "
-            "one label per row, or give a trainStep."
+            f"The loss of label column {column.name!r} takes the mean over class weights or over labels that count. "
+            "With several label columns, each loss has to take the mean over the rows. Leave weight and ignore_index "
+            "out of it, give one label per row, or give a trainStep."
         )
 
 
 def trial_labels(
     heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any], named: Container[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return labels to try losses with: the labels of a row, or 0, the first class, if labels may be indexed.
+    """Return the labels with which losses are tried: those of one row.
 
-    That includes the ``named`` columns, whose labels are given in Param ``labels``.
+    A column whose labels may be indexed gets 0, the first class. So do the ``named`` columns, whose labels are given in
+    Param ``labels``.
     """
     return {
         head.label.name: np.zeros(1, np.int64)
@@ -374,7 +375,7 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
     """Return the number of classes, at least 2.
 
     Labels that are whole numbers from 0 are the numbers of the classes, as in Spark ML: the number of classes is the
-    largest label plus 1. Of strings, booleans and other integers the distinct values are counted.
+    largest label plus 1. For strings, booleans and other integers, the distinct values are counted.
 
     Raises:
         DataError: if the column holds numbers that cannot be classes, only one string, or more than 1000 classes.
@@ -391,8 +392,8 @@ def count_classes(dataset: ParquetDataset, name: str) -> int:
         return _number_of_classes(distinct, name, is_integer="int" in column.dtype)
     if len(distinct) < 2:
         raise DataError(
-            f"Column {name!r} holds the label {distinct[0]!r} alone, and a classifier needs at least "
-            "two. Name all in Param labels, where rows may lack one."
+            f"Column {name!r} holds the label {distinct[0]!r} alone, and a classifier needs at least two. If there are "
+            "more classes, name all of them in Param labels."
         )
     return len(distinct)
 

@@ -198,8 +198,8 @@ def image_inputs(
     if column.kind in ("binary", "image") and not column.shape:
         if shape is not None:
             raise DataError(
-                f"Column {column.name!r} holds images that have their own shape. Leave imageShape out; imageSize says "
-                "to what they are brought."
+                f"Column {column.name!r} holds images that have their own shape. Leave imageShape out; imageSize is "
+                "the size to which they are resized."
             )
         return inputs
     if fault := fault_of(column):
@@ -233,8 +233,8 @@ def _shape_of_arrays(column: Column, shape: Sequence[int] | None) -> tuple[int, 
         return column.shape
     if len(column.shape) > 3:
         raise DataError(
-            f"Column {column.name!r} holds arrays of {_by(column.shape)}, which are not images: those have a height, a "
-            "width, and channels where there are several."
+            f"Column {column.name!r} holds arrays of {_by(column.shape)}, which are not images: an image has a height, "
+            "a width and, optionally, channels."
         )
     if shape is None:
         side = math.isqrt(column.shape[0])

@@ -567,7 +567,7 @@ class LanguageModel(
         return estimator._set(featuresCol=["tokens", "documents"], labelCol="labels")
 
     def _make(self, dataset: DataFrame) -> tuple[LanguageTokenizer | TokenNumbers, Beginning]:
-        """Return the tokenizer of a fit, or the numbers of its tokens, and the network that is trained."""
+        """Return the network of a fit before it, and its tokenizer; for token arrays their numbers in its place."""
         (name,) = self.getFeaturesCols()
         takes_tokens = holds_tokens(dataset, name)
         folder = self.getPretrained()
@@ -592,8 +592,8 @@ class LanguageModel(
             )
         if self.getEndToken() is not None:
             raise ParamError(
-                f"Param endToken is {self.getEndToken()}, and column {name!r} holds strings, for which a tokenizer is "
-                "learned that has an end of its own. Leave endToken out."
+                f"Param endToken is {self.getEndToken()}, and column {name!r} holds strings. Leave endToken out: the "
+                "tokenizer that is learned for strings has its own end token."
             )
         blend = self._blend()
         samples = [(dataset, 1.0)] if blend is None else blend.corpora(dataset)

@@ -187,7 +187,7 @@ def _finite(
     elif is_feature:
         remedy = "Fill them with pyspark.ml.feature.Imputer, set handleInvalid to 'impute', or leave those rows out."
     raise DataError(
-        f"Columns of numbers hold {held}, or what is too large for float32: {list_names(map(repr, bad))}. {remedy}"
+        f"Columns of numbers hold {held}, or numbers too large for float32: {list_names(map(repr, bad))}. {remedy}"
     )
 
 

@@ -146,8 +146,8 @@ def learn_words(
         words = _learn_by_spark(dataset, column, size, training, spark)
     if not words:
         raise DataError(
-            f"No word in column {column!r} is in two of the texts that are trained on, so that there is nothing to "
-            "learn by words. Take tokenizer='bytes', or more rows."
+            f"No word in column {column!r} is in two training texts, so no words can be learned. Take "
+            "tokenizer='bytes', or more rows."
         )
     return words
 

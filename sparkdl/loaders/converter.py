@@ -176,7 +176,7 @@ class SparkDatasetConverter(AbstractContextManager["SparkDatasetConverter"]):
         if others:
             raise ParamError(
                 f"make_torch_dataloader takes no {next(iter(others))!r} here. Readers are threads that read ahead "
-                "within a bound of bytes; make a sparkdl.data.ParquetFeed of converter.dataset for all that can be set."
+                "within a bound of bytes. For further settings make a sparkdl.data.ParquetFeed of converter.dataset."
             )
         if (cur_shard is None) != (shard_count is None):
             raise ParamError(

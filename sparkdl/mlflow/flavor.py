@@ -216,7 +216,10 @@ def log_model(
         mlflow.exceptions.MlflowException: if the server refuses the model.
     """
     if registered_model_alias is not None and registered_model_name is None:
-        raise ParamTypeError("registered_model_alias needs a registered_model_name whose version gets it.")
+        raise ParamTypeError(
+            "registered_model_alias is set, and registered_model_name is not. Set the name of the model whose version "
+            "gets the alias."
+        )
     check_registration(registered_model_name, registered_model_alias)
     options = FlavorOptions(
         signature=signature,
@@ -255,8 +258,8 @@ def _save(model: Any, arguments: Mapping[str, Any], folder: str) -> LoggedModelS
         return save_for_mlflow(made, folder, read_examples(made.saved, rows))
     if arguments:
         raise ParamTypeError(
-            f"sparkdl.mlflow got {', '.join(arguments)}, which are for a torch module, and a TorchModel, which has "
-            "its own."
+            f"sparkdl.mlflow got {', '.join(arguments)}, which are for a torch module. A TorchModel has its own: leave "
+            "them out."
         )
     return save_for_mlflow(model, folder)
 

@@ -114,7 +114,7 @@ def find_source(pretrained: str, *, task: str | None, revision: str | None) -> S
     is_local = Path(pretrained).is_dir()
     if revision is not None and (is_local or is_of_library(pretrained)):
         raise ParamError(
-            f"revision is {revision!r}, which is of a model on the hub, and {pretrained!r} is "
+            f"revision is {revision!r}, which is for a model on the hub, and {pretrained!r} is "
             f"{'a local folder' if is_local else 'a network of a library'}. Leave it out."
         )
     folder = pretrained if is_local or is_of_library(pretrained) else _fetch(pretrained, revision)

@@ -373,9 +373,9 @@ class WholeSequences(nn.Module):
             dim = self._positions_dim
             if output.ndim <= dim or output.shape[dim] != length:
                 raise ParamError(
-                    f"{type(self.module).__name__} returned a tensor of shape {tuple(output.shape)} for a part of "
-                    f"{length} positions, which is not in dimension {dim}: a value of whole sequences, such as a mean "
-                    "over positions, cannot be computed from the parts of ranks. Return one of each position, or use "
+                    f"{type(self.module).__name__} returned a tensor of shape {tuple(output.shape)} for {length} "
+                    f"positions, which are not its dimension {dim}. A value of whole sequences, such as a mean over "
+                    "positions, cannot be computed from the parts of ranks. Return a value for each position, or use "
                     "no context parallelism."
                 )
             return apply(Paired, output, _whole_sequences, _scaled_part, self._group, dim, self._scale)

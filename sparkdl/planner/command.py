@@ -195,8 +195,8 @@ def _plans(options: argparse.Namespace, hosts: list[int]) -> tuple[list[Plan], d
         for number, batch in batches.items():
             if batch % 1:
                 raise ParamError(
-                    f"--weak lets {options.batch} rows on {hosts[0]} hosts grow to {batch:g} on {number}, which is "
-                    f"not a whole number. Choose a --batch that is a multiple of {hosts[0]}."
+                    f"With --weak, {options.batch} rows on {hosts[0]} hosts are {batch:g} rows on {number} hosts, "
+                    f"which is not a whole number. Choose a --batch that is a multiple of {hosts[0]}."
                 )
     cluster = _cluster(options)
     precision = options.precision or ("float32" if cluster.device.is_cpu else "bfloat16")
@@ -275,7 +275,8 @@ def _measure_inside(ranks: int, num_gpus: int | None) -> Link | None:
         return measure_link(here, on_gpus=num_gpus is not None)
     except RankError as error:
         raise RankError(
-            f"The link between {here} ranks could not be measured; --inside names one without a measurement. {error}",
+            f"The link between {here} ranks could not be measured. To plan without a measurement, name the link with "
+            f"--inside. {error}",
             rank=error.rank,
             host=error.host,
             traceback_text=error.traceback_text,

@@ -359,8 +359,8 @@ class DataParallel(nn.Module):
             gradient = parameter.grad
             if parameter in bucket.gradients and gradient is not None and gradient.layout != torch.strided:
                 raise ParamError(
-                    f"the gradient of parameter {name!r} is sparse ({gradient.layout}), which DataParallel cannot"
-                    " average where gradients lie. Make its module without sparse=True."
+                    f"the gradient of parameter {name!r} is sparse ({gradient.layout}), and DataParallel cannot average"
+                    " sparse gradients. Make its module without sparse=True."
                 ) from None
 
     def _start_allreduce(self, bucket: Bucket, current: _BackwardPass) -> None:

@@ -276,8 +276,8 @@ def check_registration(name: str | None, alias: str | None) -> None:
         )
     if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
         raise ParamError(
-            f"The alias of a registered model cannot be {alias!r}, which MLflow reserves for versions, as all of "
-            "'latest', 'v1', 'v2', ... Choose another word, such as 'champion'."
+            f"The alias of a registered model cannot be {alias!r}: MLflow reserves 'latest', 'v1', 'v2' and so on for "
+            "versions. Choose another word, such as 'champion'."
         )
 
 

@@ -212,7 +212,7 @@ def check_layers_that_work_on_several_positions_beside_attention_are_refused() -
     for kind in ("attention of torch", "attention by hand", "sum"):
         torch.manual_seed(2)
         shared = WholeSequences(share_sequences(Mixing(kind), group), group)
-        with pytest.raises(ParamError, match="computes something else on sequences that ranks share"):
+        with pytest.raises(ParamError, match="computes another result when ranks share its sequences"):
             shared(tokens)
 
 

@@ -186,7 +186,7 @@ def check_wrong_plans_of_tensor_parallelism_are_refused_in_stages() -> None:
     plan = {"*.inner": "colwise", "*.output": "rowwise"}
     tokens, labels = (part.repeat(2, 1) for part in batch(0))
     for kind, schedule, words in (
-        (Fused, "interleaved-1f1b", r"'1' computes something else than with whole ones"),
+        (Fused, "interleaved-1f1b", r"'1' computes another result\. Its forward"),
         (Normed, "interleaved-1f1b", r"'\d\.norm\.(weight|bias)' whole.*'replicated'"),
         (Normed, "zero-bubble", r"'\d\.norm\.(weight|bias)' whole.*'replicated'"),
     ):

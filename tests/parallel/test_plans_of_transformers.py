@@ -77,7 +77,7 @@ NOT_SMALL = {
 }
 REFUSED = {
     "apertus": "act_fn.alpha_[np]' whole, and the ranks computed different gradients",  # between divided layers
-    "doge": "'model.layers.0.self_attn' computes something else",  # the plan leaves out a parameter of heads
+    "doge": "'model.layers.0.self_attn' computes another result",  # the plan leaves out a parameter of heads
     "inkling_text": "in the style 'all_reduce', which sparkdl does not know",
     "llama4_text": "Did you mean 'model.layers",  # the plan of the class lacks the prefix
     "longcat_flash": "in the style 'experts', which takes a module with num_experts",

@@ -102,9 +102,9 @@ def plan_shares(
         rarest = max(needed, key=lambda name: needed[name])
         if needed[rarest] > MOST_REPEATS * sum(inside.values()):
             raise ParamError(
-                f"An epoch with every row would have {needed[rarest]:.0f} rows, and there are {sum(inside.values())}: "
-                f"{rarest!r} has {inside[rarest]} of them, and a weight of {weights[rarest] / total:.2g} in all. Say "
-                "how many rows an epoch has, or raise that weight."
+                f"An epoch with every row would have {needed[rarest]:.0f} rows, and the corpora have "
+                f"{sum(inside.values())}: {rarest!r} has {inside[rarest]} rows, and only {weights[rarest] / total:.2g} "
+                "of all weights. Say how many rows an epoch has, or raise that weight."
             )
         drawn = _until_all(mixture, list(inside.values()))
     else:

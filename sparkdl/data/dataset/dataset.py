@@ -94,8 +94,8 @@ class Column:
         elif not _holds(self, value):
             held = self.dtype if self.kind == "number" else self.kind
             raise ParamError(
-                f"Column {self.name!r} holds {held} values, and nulls are {value!r}, which is none. Give a value that "
-                "it can hold, or None for NaN, NaT or None."
+                f"Column {self.name!r} holds {held} values, and the value for nulls, {value!r}, is not such a value. "
+                "Give a value that the column can hold, or None for NaN, NaT or None."
             )
         return replace(self, dtype=dtype, takes_nulls=True, null_value=value)
 

@@ -70,8 +70,8 @@ def _names(columns: Any) -> list[str] | None:
     )
     if not are_names or not len(columns) or len(set(columns)) != len(columns):
         raise ParamError(
-            f"A feed needs columns, each named once; got {columns!r}. Give a list of names, or a dict of a name or "
-            "a list of names for each name of your own."
+            f"A feed needs columns, each named once; got {columns!r}. Give a list of column names, or a dict from "
+            "names of your own to a column name or a list of column names each."
         )
     return list(dict.fromkeys(name for group in groups for name in group)) if groups else list(columns)
 
@@ -222,8 +222,8 @@ class ParquetFeed(Closing):
         if nulls:
             if transform is not None:
                 raise ParamError(
-                    "nulls and transform are both set, and the function of a transform gets nulls as pandas has them. "
-                    "Fill them there."
+                    "nulls and transform are both set. Fill the nulls in the function of the transform, which gets "
+                    "them in the form that pandas gives them."
                 )
             self.dataset = self.dataset.with_nulls(nulls)
         if isinstance(chosen, RowFilter):

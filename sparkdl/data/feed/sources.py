@@ -108,7 +108,7 @@ def _find(
     if shapes is not None:
         known = (f"{column.name} {column.lengths or column.shape}" for column in described.columns)
         raise ParamError(
-            f"shapes={shapes!r} is for folders of plain Parquet files; this dataset tells the shapes of its columns: "
+            f"shapes={shapes!r} is for folders of plain Parquet files; this dataset already has shapes of its columns: "
             f"{', '.join(known)}. Leave shapes out."
         )
     return described

@@ -87,8 +87,8 @@ class Invitation:
             mode, text = path.stat().st_mode, path.read_text()
         except OSError as error:
             raise ParamError(
-                f"{path} cannot be read: {error.strerror}. The run that is to be joined has printed the name of its "
-                "file, which exists while the run does."
+                f"{path} cannot be read: {error.strerror}. Give the file whose name the run has printed; it exists "
+                "until the run ends."
             ) from error
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ParamError(
@@ -151,7 +151,7 @@ class OfferedSlots:
         self.offer_of: dict[int, int] = {}
 
     def poll(self) -> None:
-        """Take in offers, and what became of them."""
+        """Take in new offers, and the later messages of offering processes."""
         while self._rendezvous.check([key := f"{_OFFERS}/{self._next}"]):
             message = _OfferMessage.from_json(self._rendezvous.get(key, CONNECT_TIMEOUT_S))
             self._rendezvous.delete(key)
@@ -255,7 +255,7 @@ class SlotOffer:
         num_slots: number of slots.
         max_restarts: how many members are started in place of those that have ended.
         ends_with_members: whether the offer ends when a member in it has ended.
-        label: what stands for the values of the ranks here, for who began the launch.
+        label: placeholder for the values of the ranks here, which the process that began the launch gets.
     """
 
     def __init__(

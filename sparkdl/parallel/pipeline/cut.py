@@ -394,6 +394,6 @@ class _FirstCall:
             and not torch.allclose(counted, numbered, equal_nan=True)
         ):
             raise ParamError(
-                f"{type(stage).__name__} computes something by the number of a block, which a pipeline stage counts "
-                "from 0. Keep what belongs to a block inside of it."
+                f"{type(stage).__name__} computes something by the number of a block, and a pipeline stage counts its "
+                "blocks from 0. Keep what belongs to a block inside of it."
             )

@@ -66,7 +66,7 @@ class TensorVerification(Verification):
         inputs: Callable[..., Any] | None = None,
         output: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Compare the output of a module with divided layers and its output with whole ones.
+        """Compare the output that a module computes with divided layers and the one that it computes with whole layers.
 
         Of the modules that recur in every block of a model, only the first is compared; its weights are gathered.
 
@@ -154,15 +154,14 @@ class TensorVerification(Verification):
             return
         if inputs is not None:
             raise ParamError(
-                f"With sequences divided among the tensor-parallel ranks, {name!r} computes something else than with "
-                "whole ones: a layer in it that is not divided works on several positions, as attention does. Divide "
-                "that layer's projections by the plan, or use sequence=False."
+                f"When sequences are divided among the tensor-parallel ranks, {name!r} computes another result: a "
+                "layer in it that is not divided works on several positions, as attention does. Divide that layer's "
+                "projections by the plan, or use sequence=False."
             ) from failure
         raise ParamError(
-            f"With its layers divided among the tensor-parallel ranks, {name!r} computes something else than with "
-            "whole ones. Its forward must work on any number of heads or features, as by view(..., -1, head_size), "
-            "and a fused projection, such as one of queries, keys and values, must be made a layer for each of "
-            "them."
+            f"When its layers are divided among the tensor-parallel ranks, {name!r} computes another result. Its "
+            "forward must work on any number of heads or features, as by view(..., -1, head_size), and a fused "
+            "projection, such as one of queries, keys and values, must be made a layer for each of them."
         ) from failure
 
 

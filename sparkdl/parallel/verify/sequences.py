@@ -191,9 +191,9 @@ class WholeSequenceVerification(Verification):
             for shared, alone in pairs
         ):
             raise ParamError(
-                f"{type(module.module).__name__} computes something else on sequences that ranks share than on "
-                "whole ones: beside attention that can be shared, a layer works on several positions, such as a "
-                "convolution, a sum over positions, or attention written by hand. Use no context parallelism for it."
+                f"{type(module.module).__name__} computes another result when ranks share its sequences: beside "
+                "attention that can be shared, a layer works on several positions, such as a convolution, a sum over "
+                "positions, or attention written by hand. Use no context parallelism for it."
             )
 
     @not_compiled

@@ -90,7 +90,7 @@ def test_nulls_without_a_value_become_what_is_missing_in_their_dtype(folder, opt
 @pytest.mark.parametrize(
     ("nulls", "error", "message"),
     [
-        ({"int": 0.5}, ParamError, "'int' holds int32 values, and nulls are 0.5, which is none"),
+        ({"int": 0.5}, ParamError, "'int' holds int32 values, and the value for nulls, 0.5, is not"),
         ({"int": 2**40}, ParamError, "'int' holds int32"),
         ({"flag": 2}, ParamError, "'flag' holds bool"),
         ({"text": 0}, ParamError, "'text' holds string values"),

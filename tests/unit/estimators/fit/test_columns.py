@@ -167,7 +167,7 @@ def test_columns_that_do_not_fit_are_refused(dataset, changes, message):
         ({"prepareFeatures": as_label}, "prepareFeatures returned 'number', which is a label"),
         (
             {**HEADS, "loss": [nn.CrossEntropyLoss(ignore_index=1), nn.MSELoss()]},
-            "label column 'number' divides by the labels or the weights",
+            "label column 'number' takes the mean over class weights",
         ),
         (
             {**HEADS, "loss": [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.MSELoss()]},

@@ -96,7 +96,7 @@ class RangeSchedule:
 
 
 class LossRecorder(Callback):
-    """Leaves the losses of all steps in the model, in which they come back to the driver."""
+    """Stores the losses of all steps in the model, which brings them to the driver."""
 
     _NAME = "_losses_of_range_test"
 

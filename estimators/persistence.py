@@ -232,7 +232,7 @@ def carry(
     Args:
         folder: local folder.
         path: path or URL of the destination.
-        last: file of the folder without which readers refuse it.
+        last: file that is copied last; without it, readers refuse the folder.
         overwrite: whether to replace existing content.
         remedy: what to do about existing content, for the error message.
 

@@ -140,7 +140,7 @@ def find_finished(spec: TrainingSpec, dataset: ParquetDataset) -> FinishedFit | 
 def run_key_of(url: str) -> str:
     """Return the key of the MLflow run to which the fit with checkpoints at a URL is logged.
 
-    It is that of the earlier attempt if there are checkpoints, and else a new one, which is written beside them.
+    If there are checkpoints, it is the key of the earlier attempt. Otherwise it is a new key, written beside them.
 
     Raises:
         StoreError: if the folder cannot be read or written.

@@ -56,7 +56,7 @@ def balance_classes(
     dataset: ParquetDataset,
     training: RowChoice | None,
 ) -> tuple[tuple[Head, ...], RowChoice | None]:
-    """Return the heads with class weights, and the training rows with repetitions, as classWeights or sampling asks.
+    """Apply classWeights or sampling: return the heads with class weights, and the training rows with repetitions.
 
     Args:
         params: Params of the fit.

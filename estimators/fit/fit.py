@@ -87,7 +87,7 @@ class TrialRun:
 
     Attributes:
         num_updates: number of updates of the weights.
-        receive: called with the module after that, as the ranks left it; None for nothing.
+        receive: function that gets the module after these updates; None for none.
     """
 
     num_updates: int = 3
@@ -111,7 +111,7 @@ def fit_on_rows(
         spark: session.
         rows: training rows.
         make_model: function that makes the model from what was trained.
-        nested: the place of its MLflow run among those of several Param maps; None for a fit of its own.
+        nested: place of the fit's MLflow run among the runs of several Param maps; None for a single fit.
         first_input: function that returns the input example for MLflow, columns of shape ``(1, *shape)``; None for one
             of the first rows.
         trial: what the fit does if fastDevRun is set; None for a few updates.

@@ -306,8 +306,9 @@ class FitListener:
         progress: progress of the fit.
         board: board of the fit's monitor; None without one.
         log: function that is called with rank and line for each line that a rank has printed.
-        worlds: the worlds that the ranks of an elastic fit have formed so far: number, ranks, and how many ranks were
-            lost and how often the same ranks have met again until then; and the seconds since the first one began.
+        worlds: an entry for each world that the ranks of an elastic fit have formed so far: its number and its ranks;
+            how many ranks were lost, and how often the same ranks met again, before it; and the seconds since the
+            first world began.
     """
 
     def __init__(

@@ -250,7 +250,7 @@ def describe_dataset(
 
 
 def _source_of(source: InputFiles | None, table: str | None) -> dict[str, str]:
-    """The source in the formats of MLflow's own: of Spark DataFrames, or the program that has made the rows."""
+    """Return the source of the rows in MLflow's format: Spark's table or files, or the program that made the rows."""
     if table is not None:
         return {"source_type": "spark", "source": json.dumps({"table_name": table})}
     if source is not None:

@@ -70,8 +70,8 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
 class _ShortHelp(ABCMeta):
     """The class of classes with Params, whose ``help`` shows what their constructor takes and what they do.
 
-    Of the names that ``dir`` has for other classes it leaves out Params, their getters and setters, what pyspark
-    documents for all Params, and private names. ``dir`` of an instance, which completion uses, has them all.
+    ``dir`` of such a class leaves out Params, their getters and setters, what pyspark documents for all Params, and
+    private names. ``dir`` of an instance, which completion uses, has them all.
     """
 
     def __dir__(cls) -> list[str]:

@@ -47,13 +47,13 @@ def describe_kind(column: Column) -> str:
 
 
 def check_unset(params: Params, entries: Iterable[Param[Any]], other: str, why: str) -> None:
-    """Check that Params are not set which another Param leaves without a meaning.
+    """Check that no Param is set that has no effect beside another Param.
 
     Args:
         params: the estimator.
         entries: Params that must not be set.
         other: name of the other Param.
-        why: clause that says what it has in their place.
+        why: clause that says why they have no effect.
 
     Raises:
         ParamError: if one of them is set.

@@ -53,14 +53,14 @@ _ANSWER_S = 1800.0
 _MOST_MODELS = 4
 _MOST_ATTEMPTS = 3
 _LOST = (EOFError, ConnectionError)
-"""What a process that has ended, or is ending, shows on the socket."""
+"""Errors on the socket of a process that has ended, or is ending."""
 
 _SOCKET, _KEY, _LOCK, _LOG = "socket", "key", "lock", "log"
 _MOST_BYTES_OF_PATH = 103
-"""Length of the path of a Unix socket on all systems."""
+"""Maximum length of a Unix socket's path that all systems accept."""
 
 _ALONE = nn.Module()
-"""A module without tensors: those of inputs and outputs have no names."""
+"""A module without tensors: inputs and outputs belong to no module, so their tensors have no names."""
 
 _started: dict[Path, subprocess.Popen[bytes]] = {}
 """The last process that this worker started in a folder, whose exit status it gets."""

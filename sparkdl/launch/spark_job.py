@@ -341,7 +341,7 @@ class SparkJob(TaggedCall["DataFrame | None"], Stage):
         return sorted((rank, kind, num_chunks) for (rank, kind), num_chunks in num_chunks_of.items())
 
     def fetch(self, rank: int, kind: str, num_chunks: int, into: IO[bytes]) -> None:
-        """Write the body of one outcome into a file: it has been fetched if it is small, or is now, by a few chunks."""
+        """Write the body of one outcome into a file. A large body is fetched now, a few chunks at a time."""
         rows = self.value
         assert rows is not None
         fetched = [row for row in self._fetched if (row["rank"], row["kind"]) == (rank, kind)]

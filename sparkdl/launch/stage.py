@@ -1,4 +1,4 @@
-"""What supervises ranks on the driver sees of the tasks that run them, whether Spark or this process runs these."""
+"""The interface between the supervision of ranks on the driver and the tasks that run them, in Spark or in threads."""
 
 from __future__ import annotations
 

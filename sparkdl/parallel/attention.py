@@ -56,9 +56,9 @@ def ring_attention(
         is_causal: whether a position attends only to itself and to earlier positions.
         scale: factor of the dot products; ``1 / sqrt(head size)`` if None.
         documents: document number of each position, ``(batch, positions)`` integers; a position attends only to
-            positions with the same number, as packed sequences need it. To all positions if None.
+            positions with the same number, as packed sequences need it. None for one document.
         window: width of a sliding window: a position attends only to itself and to the ``window - 1`` positions before
-            it; needs ``is_causal``. To all earlier positions if None.
+            it; needs ``is_causal``. None for all earlier positions.
 
     Returns:
         ``(batch, heads, positions, head size)``, in the dtype of ``query``.

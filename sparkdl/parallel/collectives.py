@@ -67,7 +67,10 @@ def gather(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
 
 
 def gather_and_reduce_gradient(tensor: Tensor, group: dist.ProcessGroup, dim: int) -> Tensor:
-    """The parts of all ranks, joined along a dimension; each rank has a share of the gradient; the sum is scattered."""
+    """The parts of all ranks, joined along a dimension.
+
+    Each rank has a share of the gradient: the shares are summed, and each rank gets its part of the sum.
+    """
     return apply(Paired, tensor, _gather_parts, _scatter_sum, group, dim)
 
 

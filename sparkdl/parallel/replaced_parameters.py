@@ -31,7 +31,7 @@ _num_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.We
 
 
 def tie_again(module: nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    """Give parameters that several names had before their replacement the one of the first name again."""
+    """Tie parameters again after their replacement: all names of one get the new parameter of its first name."""
     for first, *others in tied:
         for name in others:
             parent, _, last = name.rpartition(".")

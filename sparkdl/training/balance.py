@@ -38,8 +38,8 @@ _LEAST_S = 1.0
 """Seconds that a measurement takes at least; shorter ones, at the beginning of a fit, only tell how long steps take."""
 
 _LEAST_GAIN = 0.05
-"""Part of the time of a step that other rows per rank have to save. Measurements vary by as much from time to time, and
-a rank that takes rows of another one's shard has to read that shard as well."""
+"""Minimum part of a step's time that new rows per rank must save. Measurements vary by as much from time to time, and a
+rank that takes rows of another one's shard has to read that shard as well."""
 
 
 def rows_by_speed(seconds_per_row: Sequence[float], num_rows: int) -> list[int]:
@@ -138,8 +138,8 @@ class StragglerWatch:
     """Finds ranks that are slower than the others by a factor for long.
 
     Args:
-        factor: how many times the median time per row of the other ranks a rank has to take.
-        seconds: for how long without interruption.
+        factor: a rank is slow if its time per row is at least this factor times the median of the other ranks.
+        seconds: how long a rank has to be slow, without interruption, before it is named.
     """
 
     def __init__(self, factor: float, seconds: float) -> None:
@@ -151,7 +151,8 @@ class StragglerWatch:
         """Take in the seconds per row of each rank, as measured for some time.
 
         Returns:
-            Of each rank that has just been slow for long enough, how many times the median of the others it takes.
+            For each rank that has now been slow for long enough, the ratio of its time per row to the median of the
+            others.
         """
         ratios = {}
         for rank, pace in enumerate(paces):
@@ -172,12 +173,12 @@ class RankSpeeds:
 
     Args:
         feed: feed of this rank's rows.
-        communicator: communicator of several ranks; if rows follow the speeds, of at most as many as rows in a step.
+        communicator: communicator of at least two ranks; if rows follow the speeds, a step has a row for each rank.
         device: device of the module.
         divides_rows: whether the rows of a step follow the speeds.
         watch: finds slow ranks; None for none.
-        on_straggler: called on every rank with the number of a slow rank, and how many times the median of the others
-            it takes for a row.
+        on_straggler: called on every rank with the number of a slow rank, and the ratio of its time per row to the
+            median of the others.
         batches_ahead: number of batches that may have been taken from the feed before the step that uses them.
 
     Attributes:

@@ -159,7 +159,7 @@ class FitOutcome:
     """Result of training on one rank; rank 0 sends it to the driver.
 
     Attributes:
-        module: the trained module, as the function kept it that :func:`~sparkdl.training.trainer.train` was given.
+        module: result of the function ``keep`` of :func:`~sparkdl.training.trainer.train`: the trained module.
         history: one record per epoch, equal on all ranks.
         model_epoch: number of the epoch that rank 0's weights are from: the best epoch if the fit keeps its weights,
             else the last one. Ranks that do not keep the best weights have those of the last epoch.
@@ -240,10 +240,10 @@ class EpochMeter:
         self._rows += rows
 
     def share(self, further: float) -> float:
-        """Add up what all ranks have, so that a rank that is lost takes nothing of it away. Collective.
+        """Replace the sums of each rank by those of all ranks, so that a lost rank takes nothing away. Collective.
 
         Args:
-            further: a number that is added up along with it.
+            further: a number of this rank that is summed in the same exchange.
 
         Returns:
             The sum of the further numbers of all ranks.
@@ -259,7 +259,7 @@ class EpochMeter:
     def running_loss(self) -> float:
         """Return the mean loss of this rank's rows of the epoch so far, waiting for the device; NaN before any row.
 
-        Of steps whose sums the ranks have shared, it is that of all rows.
+        Steps whose sums the ranks have shared count with the rows of all ranks.
         """
         weight = self._loss.weight + self._shared[1]
         return (float(self._loss.total) + self._shared[0]) / weight if weight else float("nan")

@@ -234,7 +234,7 @@ class _WaitingBatches:
         self._rows = 0
 
     def add(self, outputs: Tensor, targets: Tensor) -> list[_Pair]:
-        """Add a batch; return the batches, joined, that wait no longer."""
+        """Add a batch. Return the joined batches that wait no longer: none, one or two."""
         complete: list[_Pair] = []
         if self._batches:
             first, labels = self._batches[0]

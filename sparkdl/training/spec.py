@@ -45,8 +45,8 @@ class CheckpointPlan:
         num_kept: number of the newest checkpoints to keep.
         num_ranks: number of ranks for which the rows are planned if there is no checkpoint yet, such as after a restart
             on fewer ranks; None for the actual number of ranks.
-        lease: name of the driver's lease on the folder, another one at each start of the ranks, which check it before
-            they write; empty for none.
+        lease: name of the driver's lease on the folder, which the ranks check before they write; each start of the
+            ranks has another lease. Empty for none.
     """
 
     url: str
@@ -91,10 +91,10 @@ class TrainingSpec:
     """Function applied to the prepared arrays of each training batch; returns changed arrays by the same names."""
 
     optimizer: OptimizerFactory = field(metadata=DESCRIBED)
-    """Called with ``model.parameters()``: on each rank for the training, and for the trial and the fit's identity."""
+    """Makes the optimizer from ``model.parameters()``; also called for the trial and for the identity of the fit."""
 
     scheduler: SchedulerFactory | None = field(default=None, metadata=DESCRIBED)
-    """Called with the optimizer and the number of steps of the schedule; None for a constant learning rate."""
+    """Makes the scheduler from the optimizer and the number of its steps; None for a constant learning rate."""
 
     scheduler_interval: str = "epoch"
     """Interval at which the scheduler is stepped: ``"epoch"``, or ``"step"`` for each update of the weights."""
@@ -124,13 +124,13 @@ class TrainingSpec:
     """How the rows of a step are divided among ranks: ``"equal"``, or by their measured ``"speed"``."""
 
     straggler_factor: float | None = field(default=None, metadata=FREE)
-    """How many times the median time per row of the others a rank has to take to be named; None for no such watch."""
+    """A rank is slow if its time per row is at least this factor times the median of the others; None for no watch."""
 
     straggler_seconds: float = field(default=30.0, metadata=FREE)
-    """For how long it has to be so slow."""
+    """Seconds that a rank has to be slow before it is named."""
 
     replaces_stragglers: bool = field(default=False, metadata=FREE)
-    """Whether such a rank leaves an elastic launch, so that another one takes its place."""
+    """Whether a slow rank leaves an elastic launch, so that another one takes its place."""
 
     epochs: int = field(metadata=FREE)
     """Total number of epochs of the fit."""

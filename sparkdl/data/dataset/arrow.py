@@ -161,7 +161,7 @@ def _kind(element: pa.DataType) -> str | None:
 
 
 def content_leaf(arrow_type: pa.DataType) -> int:
-    """Return which leaf of a column in Parquet holds its values: of a struct, that of the bytes or pixels."""
+    """Return which leaf of a column in Parquet holds its values; for a struct, the leaf of the bytes or pixels."""
     while is_list(arrow_type):
         arrow_type = arrow_type.value_type
     is_encoded = pa.types.is_struct(arrow_type) and _kind(arrow_type) == "binary"

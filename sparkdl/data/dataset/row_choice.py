@@ -197,7 +197,8 @@ _NUM_SPREAD = 16
 def spread_rows(row_counts: Sequence[int], among: RowChoice | None, num_rows: int) -> SpreadRows:
     """Return some rows of a dataset, or among chosen ones whose number is known, without reading all row groups.
 
-    They are from 16 row groups, or from as many as are needed, which are at equal distances like the rows in them.
+    They come from 16 row groups, or from more if these have too few rows. The row groups are at equal distances, and so
+    are the rows inside each.
 
     Args:
         row_counts: number of rows of every row group of the dataset.

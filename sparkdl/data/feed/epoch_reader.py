@@ -150,8 +150,8 @@ class EpochReader:
     ) -> Iterator[Block]:
         """Start to read a rank's rows of an epoch, and return their blocks in training order.
 
-        Closing ``stack`` stops the reading. Of threads, at least one, and ``read_ahead_bytes`` it takes one part of
-        ``num_streams``.
+        Closing ``stack`` stops the reading. If ``num_streams`` epochs are read at once, each uses its part of the
+        threads (at least one) and of ``read_ahead_bytes``.
         """
         shard = plan.shards()[rank]
         num_rows = sum(len(rows) for _, rows in shard)

@@ -65,7 +65,7 @@ _PAUSE_S = 3.0
 """How long after the end of a member's task another one is started: the run may be over, and the others end as well."""
 
 _HOPELESS_S = 4 * END_TIMEOUT_S
-"""How long too few members may run where others were refused: longer than the coordinating task takes to end a run."""
+"""How long too few members may run after others were refused: longer than the coordinating task takes to end a run."""
 
 _STORE_TIMEOUT_S = 600.0
 """How long Spark may take to store the values of the ranks once the run is over."""

@@ -280,8 +280,8 @@ class _ElasticRun(Closing):
     def _end(self, number: int, member: _MemberLaunch) -> None:
         """Take in how a member has ended: with its value, as lost, or by an error that ends all.
 
-        What it reported to the driver decides. Its rows are fetched by a task of Spark, for which there may be no slot
-        while others run: so only when all are to end.
+        What it reported to the driver decides. Its rows are fetched only when all members are to end: the fetch takes a
+        task of Spark, for which there may be no slot while other members run.
         """
         failures, error = member.supervision.channel.failures, member.supervision.stage.error
         has_ended_well = not failures and error is None and not member.is_given_up
@@ -332,7 +332,7 @@ class _ElasticRun(Closing):
         self._roster.lose(number)
 
     def _count_loss(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
-        """Count a lost member; of those that ended because another one was lost, one for each world."""
+        """Count a lost member. Members that ended because another one was lost count once per world."""
         self._last_loss = error
         if not self._is_counted(self._members[number].slot):
             return

@@ -104,10 +104,10 @@ class RankContext:
         self._membership.ask_to_leave()
 
     def can_continue(self, error: BaseException) -> bool:
-        """Whether the ranks can continue in another world after an error, as another rank is its cause.
+        """Whether another rank caused an error, so that the ranks can continue in another world.
 
-        In an elastic launch it may be an error of another library. That of Gloo, for example, says only that a
-        connection was cut. It is a consequence if a rank is lost.
+        In an elastic launch the error may be another library's: Gloo's, for example, says only that a connection was
+        cut. Such an error counts as caused by another rank if a rank is lost.
         """
         return (
             isinstance(error, WorldLeftError)
@@ -136,7 +136,7 @@ class RankContext:
     def finish(self, *, progress: int = -1) -> bool:
         """Wait until the value of rank 0 has reached the driver.
 
-        Return at once on rank 0, on ranks that live and end with it, and if nothing is elastic.
+        Returns at once on rank 0, on the other ranks of its member, and outside of an elastic launch.
 
         Returns:
             Whether the run is over. If not, rank 0 was lost before, and the ranks have formed a new world.

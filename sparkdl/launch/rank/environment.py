@@ -93,7 +93,7 @@ def rank_environment(
 
 
 def variables_of_programs(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that :func:`rank_environment` leaves out and that a program needs which its user starts here."""
+    """The variables that :func:`rank_environment` leaves out, but that a program started here by its user needs."""
     return {name: value for name, value in inherited.items() if _may_be_secret(name, value)}
 
 

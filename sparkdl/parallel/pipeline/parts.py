@@ -81,8 +81,9 @@ def parts_of(module: nn.Module) -> PipelineParts:
 def balance(costs: Sequence[float], stages: int) -> list[int]:
     """Cut a sequence of costs into contiguous stages so that the costliest stage is as cheap as possible.
 
-    The least limit of a stage's cost is found by bisection: a limit works if stages that are filled one after the other
-    are not too many. Under it, stages get even shares from the last one on.
+    The smallest limit of a stage's cost is found by bisection: stages are filled up to a limit, one after the other.
+    The limit is too small if that takes too many stages. Under the smallest limit, the stages get even shares, from the
+    last one on.
 
     Args:
         costs: cost of each block; the costs of modules before and after the blocks are added to the first and the last.

@@ -41,7 +41,7 @@ class _NotifyingStage(PipelineStage):
 class _ShapeTrial:
     """Undoes what a trial of stages with uninitialized memory changes: buffers, gradients and random numbers.
 
-    Until then nothing is verified.
+    Nothing is verified until :meth:`undo` is called.
     """
 
     def __init__(self, stages: Sequence[nn.Module], verifications: Sequence[Verification]) -> None:

@@ -27,7 +27,7 @@ _ELEMENTS_AT_ONCE = 1 << 22
 
 _INPUTS = 1e-3
 GRADIENTS = 10.0
-"""Factors of the rounding that is allowed: ranks read inputs, but sum the contributions to gradients up."""
+"""Factors of the rounding that is allowed: more for gradients, which ranks sum up, than for inputs, which they read."""
 
 MOST_ROUNDING = 0.01
 MOST_ROUNDING_OF_16_BITS = 0.1

@@ -181,7 +181,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             meter.load_state_dict(self._position.meter)
 
     def count_update(self) -> bool:
-        """Count an update of the weights; return whether a checkpoint is due as soon as all ranks have the same."""
+        """Count an update of the weights; return whether a checkpoint waits for all ranks to have the same weights."""
         if self._plan is not None:
             self._num_updates += 1
             if self._plan.every_updates and self._num_updates % self._plan.every_updates == 0:

@@ -52,8 +52,8 @@ def agree_on_checkpoint(
         spec: spec of the fit.
         dataset: the rows.
         communicator: communicator of all ranks.
-        planned_ranks: number of ranks for which the rows of a fit without a checkpoint are planned; None for that of
-            the plan of the checkpoints, or else of the communicator.
+        planned_ranks: number of ranks for which the rows of a fit without a checkpoint are planned. None for the
+            number in the plan of the checkpoints; without checkpoints, for that of the communicator.
 
     Raises:
         CheckpointError: if the checkpoint is of another fit, of one that has already trained more epochs than this

@@ -1,14 +1,15 @@
 """Takes a training along when the ranks of an elastic launch form another world. Runs on the *rank*.
 
-A *border* is a point between two steps, or at the end of an epoch, to which a rank can return: its weights and the
-optimizer are those of the last update until the next one, and what a step changes before its update is copied at the
-border. Ranks pass a border in two phases, like a commit in a database: first all of them settle that each has the
-gradients of all, then each updates its weights, for which it needs no other. So if a rank is lost, those that are left
-can all pass the border if one of them has, and all return to the one before if none has. When a rank leaves a world, it
-copies its state into memory and continues from it; ranks that join get that of one that has the same part of the model.
+A *border* is a point between two steps, or at the end of an epoch, to which a rank can return. Weights and optimizer
+change only in an update, so between two updates they need no copy; the buffers that a step changes are copied at the
+border. Ranks pass a border in two phases, like a commit in a database. First all of them settle that each has the
+gradients of all. Then each updates its weights, for which it needs no other rank. If a rank is lost meanwhile, the
+others end at the same border: all of them pass it if one has passed it, and all return to the border before if none
+has. When a rank leaves a world, it copies its state into memory and continues from it. A rank that joins gets the state
+of a rank that has the same part of the model.
 
-Where ranks update their own weights, a border is a synchronization, after which they go on: the whole state is copied
-there.
+If ranks update their own weights, a border is a synchronization. The whole state is copied there, as the weights change
+before the next one.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class Handover:
         Args:
             meter: the meter of the epoch, whose sums the ranks share.
             change: function that makes the change, without another rank.
-            keeps: training whose state is copied first, as the change may fail because of another rank after all: a
-                callback may communicate. None if it cannot.
+            keeps: training whose state is copied first, for a change that another rank can make fail: a callback may
+                communicate. None for any other change.
         """
         if keeps is not None and self._border is not None and self._border.held is None:
             self._border = replace(self._border, held=_hold(keeps, self._border))
@@ -115,8 +116,8 @@ class Handover:
     def count_update(self, trainer: Trainer) -> bool:
         """Count an update of the weights; return whether a border is due, because there was none for eight rounds.
 
-        Ranks that overlap the averages of their progress with steps have the same weights nowhere within an epoch,
-        unless they wait for one.
+        Ranks that overlap averaging with steps never have the same weights within an epoch, unless they wait for an
+        average.
         """
         self._num_since_border += 1
         local = trainer.spec.synchronization

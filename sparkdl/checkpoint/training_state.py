@@ -249,8 +249,8 @@ class TrainingState:
     def take_up_commit(self) -> bool:
         """Restore the last intact commit, on rank 0, or on all ranks if parts are sharded; return whether there is one.
 
-        Any number of ranks in any layout can do so. If it is that of the commit, each rank gets its own values of
-        buffers that are not sharded, and otherwise those of one rank.
+        Any number of ranks in any layout can do so. In the layout of the commit, each rank gets its own values of
+        buffers that are not sharded; in another layout, all ranks get those of one rank.
 
         Raises:
             CheckpointError: if the commit is of other modules or optimizers.

@@ -28,7 +28,7 @@ _FAILURE_TIMEOUT_S = 1.0
 """How long failed training waits for a checkpoint that is still being written."""
 
 _REPORT_TIMEOUT_S = 2.0
-"""How much longer than the ranks for each other one waits for a checkpoint: so it learns which rank was missing."""
+"""How much longer a wait for a checkpoint lasts than the ranks' waits for each other, which name the missing rank."""
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):

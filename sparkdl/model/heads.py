@@ -51,7 +51,7 @@ class LabelColumn:
         return class_numbers(values, self.classes, self.name)
 
     def class_numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the class of each label of a batch; a number that is not a class for a label that the loss ignores.
+        """Return the class of each label of a batch. A label that the loss ignores gets a number that is no class.
 
         Raises:
             DataError: if a label is not one of the classes, such as 0.7 where the loss takes 0 and 1.
@@ -108,7 +108,8 @@ class Head:
             own training step computes the loss.
         weight: weight of this head's loss in the sum of all heads' losses.
         class_weights: weight of the rows of each class in the loss; None if all rows have weight 1.
-        validation_class_weights: those of validation rows, where training rows are repeated; None for the same.
+        validation_class_weights: weight of validation rows of each class, if training rows are repeated in place of
+            weighted; None for ``class_weights``.
     """
 
     label: LabelColumn

@@ -1,6 +1,6 @@
 """Check that a row's outputs depend on that row alone, by trying two rows together and each of them alone.
 
-A model that computes over the rows of a batch would predict otherwise with every other division of a DataFrame.
+A model that computes over the rows of a batch would make other predictions if a DataFrame were divided otherwise.
 """
 
 from __future__ import annotations

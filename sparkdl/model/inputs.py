@@ -60,7 +60,7 @@ def candidate_dtypes(column_dtype: str, module: nn.Module) -> tuple[torch.dtype,
     """Return the dtypes in which a column may enter the model or the loss, the preferred one first.
 
     Floats become the module's :func:`number_dtype`. Integers stay integers (int64) if the model takes them, as an
-    embedding does, and otherwise become the same.
+    embedding does; otherwise they become that dtype, too.
     """
     floating = number_dtype(module)
     if np.issubdtype(np.dtype(column_dtype), np.floating):

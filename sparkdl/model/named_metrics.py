@@ -220,7 +220,7 @@ def _like(outputs: Tensor, targets: Tensor, name: str) -> Tensor:
 
 
 def _check_shapes(outputs: Tensor, targets: Tensor, name: str) -> None:
-    """Refuse shapes that differ, which torch would compare each with each."""
+    """Refuse shapes that differ: torch would broadcast them, and compare each label with each output."""
     if outputs.shape != targets.shape:
         raise ParamError(
             f"Metric {name!r} compares each label with one output, and the outputs have shape {tuple(outputs.shape)}, "

@@ -1,10 +1,10 @@
 """Converts the pandas columns of a served request to the dtypes of the model's training data.
 
 Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the dtype of the training
-cannot hold raise an error, and so do timestamps without a time zone if the training had instants. As such Spark's
-``toPandas()`` and pandas UDFs give instants in the session's time zone, and when its clock is put back, two instants
-have one clock time. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON becomes one of
-them.
+cannot hold raise an error, and so do timestamps without a time zone if the training had instants. Spark's
+``toPandas()`` and pandas UDFs make such timestamps of instants, in the session's time zone; when its clock is put back,
+two instants have one clock time. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON
+becomes one of them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def continue_texts(
 
 
 def last_tokens(tokens: list[int], num_tokens: int, before: tuple[int, ...]) -> list[int]:
-    """Return the last tokens of a text, ``num_tokens`` with those before every text, which stay as far as they fit."""
+    """Return at most ``num_tokens`` tokens of a text: those that begin every text, if they fit, and its last tokens."""
     if len(tokens) <= num_tokens:
         return tokens
     kept = len(before) if len(before) < num_tokens else 0

@@ -178,7 +178,7 @@ Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def frame_tokens(tokens: Tokens, before: tuple[int, ...], end: int | None) -> Tokens:
-    """Return the tokens of a text with those before every text and the end, unless it begins or ends with them."""
+    """Add the tokens before every text and the end token to the tokens of a text, unless they are there already."""
     if before and tuple(tokens[: len(before)]) != before:
         tokens = np.concatenate([before, np.asarray(tokens, np.int64)])
     if end is not None and not (len(tokens) and tokens[-1] == end):
@@ -329,9 +329,9 @@ class PromptInputs:
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.
 
-        They are the tokens that the tokenizer makes of a text, with those around it; none follow a text that is
-        continued. An array gets the tokens before every text, unless it begins with them. A text without any token gets
-        the end token.
+        A text becomes its tokens, with those that the tokenizer puts around every text; a text that is continued gets
+        none behind it. An array gets the tokens before every text, unless it begins with them. A text without any token
+        gets the end token.
 
         Raises:
             DataError: if a row holds no text, or a number that is not a token, or is empty and there is no end token.

@@ -36,7 +36,7 @@ _FEW = 8
 """Number of tokens that any model takes."""
 
 PADDINGS = ("right", "left", "full")
-"""Padding after the longest text's length, before it, or after the length of the longest text that the model takes."""
+"""Padding at the end or at the start, to the longest text of a batch; or at the end, to the model's longest text."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,8 +100,8 @@ class Runner:
         hang_timeout_s: seconds after which a rank that others wait for, or that does not respond, counts as hanging and
             therefore as lost; four fifths of ``operation_timeout_s`` when None. See
             :func:`~sparkdl.launch.run_on_ranks`.
-        monitor: how the ranks are watched, a :class:`sparkdl.monitor.Monitor`; not at all when None. The function tells
-            of its steps by :func:`sparkdl.monitor.end_step`. See docs/monitoring.md.
+        monitor: how the ranks are watched, a :class:`sparkdl.monitor.Monitor`; not at all when None. The function
+            reports its steps by :func:`sparkdl.monitor.end_step`. See docs/monitoring.md.
     """
 
     num_workers: int = 1

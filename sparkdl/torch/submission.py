@@ -115,7 +115,7 @@ class OwnAccelerator:
         self._coalesced.items = []
 
     def drop_coalesced(self, _: torch.device) -> None:
-        """Forget the operations since :meth:`_start_coalescing`, those that have not begun, after an error."""
+        """After an error, forget the operations since :meth:`_start_coalescing` that have not begun."""
         self._coalesced.items = None
 
 

@@ -164,8 +164,8 @@ def signature_of(model: LoggedModelSpec) -> ModelSignature:
 def _input_type(column: LoggedColumn) -> Any:
     """Return the type of an input column.
 
-    For an array of doubles MLflow refuses whole numbers, and JavaScript and Go write 1.0 as one. As a value of any type
-    an array reaches the model, which converts it and checks its numbers.
+    MLflow refuses whole numbers in an array of doubles, and JavaScript and Go write 1.0 as 1. An array is therefore a
+    value of any type; the model converts it, and checks its numbers.
     """
     if not _has_any_type():
         return _column_type(replace(column, kind="long") if column.kind == "timestamp" else column)

@@ -153,7 +153,7 @@ class StandInError(SparkdlError):
 
 
 class ProcessesLostError(SparkdlError):
-    """Ranks were lost: a process was killed or hung, an executor or host was lost, or a connection was cut.
+    """Processes were lost: a rank was killed or hung, an executor or host was lost, or a connection was cut.
 
     No code of a rank raised an exception. With ``maxRestarts``, a fit continues automatically. Otherwise find out why
     the processes ended (often a lack of memory), and fit again with the same checkpointDir.
@@ -201,7 +201,11 @@ class HangError(ProcessesLostError, RankError):
 
 
 class ExecutorsLostError(ProcessesLostError, LaunchError):
-    """Executors were lost together with their ranks, so the cause was not reported. See the executors' logs."""
+    """Executors or their Python workers were lost, with their ranks or while a Spark job worked on rows.
+
+    They did not report the cause, which often is a lack of memory. Look at the executors' logs, give them more memory,
+    and run it again. Rows that were being written were removed.
+    """
 
 
 class SparkJobError(SparkdlError, RuntimeError):
@@ -209,13 +213,6 @@ class SparkJobError(SparkdlError, RuntimeError):
 
     Spark's own exception is the cause. Spark's classes for a query that cannot work, such as
     ``AnalysisException`` and ``PythonException``, are raised as they are.
-    """
-
-
-class WorkersLostError(ProcessesLostError, SparkJobError):
-    """Python workers or executors were lost while a Spark job read, counted or wrote rows; written rows are removed.
-
-    A frequent cause is a lack of memory. Give the executors more memory, check their logs, and fit again.
     """
 
 

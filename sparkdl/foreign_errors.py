@@ -3,10 +3,12 @@
 Runs on the *driver*, on *executors* and on the reader threads of every *rank*.
 
 An exception is recognized by the names of its classes, by its errno value and by the code in a server's answer, not by
-its message nor by the HTTP status of a server. The names in :data:`MEANINGS` are those of the local filesystem, of the
-libraries behind fsspec's filesystems (botocore, google-auth, azure-core and azure-identity, aiohttp, requests), of
-MLflow's server, and of Hadoop's filesystems, Parquet and Spark, whose exceptions reach Python as text. An exception
-that is not in the table keeps its own words, and becomes the general error of the caller.
+its message nor by the HTTP status of a server. There are two exceptions to this: gcsfs raises a plain ``OSError`` with
+"Forbidden: " in place of a code, and libraries in Rust and C++ have errno values only in their messages. The names in
+:data:`MEANINGS` are those of the local filesystem, of the libraries behind fsspec's filesystems (botocore, google-auth,
+azure-core and azure-identity, aiohttp, requests), of MLflow's server, and of Hadoop's filesystems, Parquet and Spark,
+whose exceptions reach Python as text. An exception that is not in the table keeps its own words, and becomes the
+general error of the caller.
 """
 
 from __future__ import annotations

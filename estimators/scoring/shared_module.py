@@ -36,7 +36,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from sparkdl.errors import SparkdlError, WorkersLostError
+from sparkdl.errors import ProcessesLostError, SparkdlError
 from sparkdl.identity import digest
 from sparkdl.model.architecture import join_module, join_tensors, split_tensors
 from sparkdl.model.weights_file import map_weights, weights_as_bytes
@@ -100,7 +100,7 @@ class SharedModule(nn.Module):
         Raises:
             Exception: what the module raises.
             SparkdlError: if the process cannot be started.
-            WorkersLostError: if it ended repeatedly, or does not answer.
+            ProcessesLostError: if it ended repeatedly, or does not answer.
         """
         packed = _pack((args, kwargs))
         for _ in range(_MOST_ATTEMPTS):
@@ -113,7 +113,7 @@ class SharedModule(nn.Module):
                 continue
             except BlockingIOError as error:
                 self._connection = None
-                raise WorkersLostError(
+                raise ProcessesLostError(
                     f"{_name(self._device)} did not answer in time, at most {_ANSWER_S:g} s. {_log_of(self._folder)}"
                 ) from error
             if kind == "failed":
@@ -121,7 +121,7 @@ class SharedModule(nn.Module):
             return _unpack(*content)
         process = _started.get(self._folder)
         status = "" if process is None else f", the last time with {process.wait(_START_S)}"
-        raise WorkersLostError(
+        raise ProcessesLostError(
             f"{_name(self._device)} ended {_MOST_ATTEMPTS} times{status}. {_log_of(self._folder)}"
         )
 

@@ -29,8 +29,8 @@ from sparkdl.jobs.make_estimator import make_estimator, model_size
 from sparkdl.jobs.output import JobOutput, make_result
 from sparkdl.jobs.plan import key_of_rows, make_plan, open_rows, plan_text
 from sparkdl.jobs.yaml_tree import write_tree
-from sparkdl.spark.failures import mentions_stopped_context, spark_words
-from sparkdl.spark.jobs import jobs_of
+from sparkdl.spark.failures import cluster_lost_error, mentions_stopped_context
+from sparkdl.spark.jobs import jobs_of, purpose_of_jobs
 from sparkdl.spark.session import is_connect, is_context_stopped
 from sparkdl.tracking import log_with_fits, use_tracking_uri, without_credentials
 from sparkdl.training.checkpoint.fit_manifest import fit_folder
@@ -380,8 +380,5 @@ def watched_session(open_session: OpenSession, num_ranks: int) -> Iterator[Spark
             raise
         except Exception as error:
             if is_lost(spark):
-                raise ClusterLostError(
-                    "Spark's application ended while the job ran: its cluster went away, or it was stopped. "
-                    f"{spark_words(error)}"
-                ) from error
+                raise cluster_lost_error(error, purpose_of_jobs()) from error
             raise

@@ -16,25 +16,20 @@ from pathlib import Path
 from sparkdl.collective.error_origin import Origin
 from sparkdl.errors import (
     ClusterLostError,
-    ExecutorsLostError,
     LaunchCancelledError,
     LaunchError,
     LinkLostError,
     RankDiedError,
     RankError,
     SparkdlError,
+    count_of,
 )
 from sparkdl.launch.hangs.hang_error import raise_hang
 from sparkdl.launch.stage import Stage
 from sparkdl.launch.wire.outcome import Failure
 from sparkdl.launch.wire.spec import HangLimits
-from sparkdl.spark.failures import (
-    executor_python_problem,
-    has_application_ended,
-    spark_words,
-    was_cancelled,
-    were_executors_lost,
-)
+from sparkdl.spark.failures import explain_job
+from sparkdl.spark.jobs import purpose_of_jobs
 
 
 def raise_for_failures(
@@ -54,9 +49,7 @@ def raise_for_failures(
         returned: ranks whose function is known to have returned.
 
     Raises:
-        LaunchError: if Spark ended the stage, or its executors were lost.
-        LaunchCancelledError: if the stage was cancelled in Spark.
-        ClusterLostError: if Spark's application ended.
+        LaunchError: if Spark ended the stage; see :func:`~sparkdl.spark.failures.explain_job`.
         RankError: if a rank failed; ``__cause__`` is its exception.
         LinkLostError: if a connection between ranks was cut.
         HangError: if the tasks found that a rank hangs.
@@ -64,19 +57,17 @@ def raise_for_failures(
     culprit = find_culprit(_with_pickled(failures))
     if culprit is not None and culprit.is_consequence:
         raise_hang(failures, limits)
-    # Tasks that Spark cancels on request are reported as lost, too.
-    if job.spark is not None and (culprit is None or culprit.is_loss or culprit.is_consequence):
-        if not job.was_cancelled_here and was_cancelled(spark_error):
-            raise LaunchCancelledError(
-                f"The ranks' stage was cancelled in Spark, and all ranks were ended: {spark_words(spark_error)}"
-            ) from spark_error
-        if has_application_ended(spark_error, job.spark):
-            raise ClusterLostError(
-                "Spark's application ended while the ranks ran: its cluster went away, or it was stopped. "
-                f"{spark_words(spark_error)}"
-            ) from spark_error
     if isinstance(spark_error, SparkdlError) and (culprit is None or culprit.is_consequence):
         raise spark_error  # a task that could not start its rank took the others with it
+    has_raised = culprit is not None and not (culprit.is_loss or culprit.is_consequence)
+    if spark_error is not None and job.spark is not None and not has_raised:
+        doing = f"{purpose_of_jobs()}: {count_of(job.num_ranks, 'rank')}"
+        explained = explain_job(spark_error, job.spark, doing)
+        was_cancelled = isinstance(explained, LaunchCancelledError) and not job.was_cancelled_here
+        # Tasks that Spark cancels on request are reported as lost, too.
+        is_why_lost = was_cancelled or isinstance(explained, ClusterLostError)
+        if explained is not None and (culprit is None or is_why_lost):
+            raise explained from spark_error
     if culprit is not None:
         were_lost = were_ranks_lost(failures, returned, job.num_ranks)
         error = link_error(failures, job.num_ranks) or rank_error(culprit, were_lost, _stuck(failures))
@@ -86,11 +77,7 @@ def raise_for_failures(
             f"A task of the ranks ended with {type(spark_error).__name__}: {spark_error}"
         ) from spark_error
     if spark_error is not None:
-        problem = executor_python_problem(spark_error, job.spark)
-        if problem:
-            raise LaunchError(problem) from spark_error
-        kind = ExecutorsLostError if were_executors_lost(spark_error) else LaunchError
-        raise kind(f"Spark ended the ranks' stage: {spark_error}") from spark_error
+        raise LaunchError(f"Spark ended the ranks' stage: {spark_error}") from spark_error
 
 
 def find_culprit(failures: Iterable[Failure]) -> Failure | None:

@@ -269,9 +269,8 @@ def collect(
         limits: times after which a rank counts as hanging.
 
     Raises:
-        LaunchError: if the ranks could not be started, or were lost with their executors.
-        LaunchCancelledError: if the stage was cancelled in Spark.
-        ClusterLostError: if Spark's application ended.
+        LaunchError: if the ranks could not be started, or Spark ended their stage; see
+            :func:`~sparkdl.spark.failures.explain_job`.
         RankError: if a rank failed; ``__cause__`` is the rank's exception, with the causes of that exception.
         HangError: if the tasks found that a rank hangs.
     """

@@ -22,12 +22,12 @@ from sparkdl.errors import (
     ClusterLostError,
     CorruptFileError,
     DataError,
+    ExecutorsLostError,
     LaunchCancelledError,
     LaunchError,
     SparkdlError,
     SparkJobError,
     StoreError,
-    WorkersLostError,
 )
 from sparkdl.foreign_errors import first_meaning, one_line
 from sparkdl.spark.session import is_connect, is_context_stopped, setting
@@ -101,7 +101,7 @@ _UNUSABLE_PYTHON = re.compile(
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):$", re.MULTILINE)
 
 # Exceptions whose class says nothing; all others of pyspark are conditions of the query that users know.
-_RAW_OF_CONNECT = frozenset(
+_UNNAMED = frozenset(
     {"SparkConnectException", "SparkConnectGrpcException", "SparkException", "UnknownException"}
 )
 _MAX_WORDS = 400
@@ -127,7 +127,7 @@ def spark_failures_named(
         DataError: if a file cannot be read, with a class that says why; or, like StoreError, if a function of sparkdl
             raised it on an executor.
         StoreError: if Spark lacks Hadoop's connector for a URL.
-        WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
+        ExecutorsLostError: if Python workers or executors were lost, more often than Spark tries a task.
         LaunchCancelledError: if the job was cancelled.
         ClusterLostError: if Spark's application ended.
         SparkJobError: if the job failed for another reason that py4j or gRPC reports.
@@ -138,51 +138,63 @@ def spark_failures_named(
     except SparkdlError:
         raise
     except Exception as error:
-        text = str(error)
-        problem = executor_python_problem(error, spark)
-        if problem:
-            raise LaunchError(problem) from error
-        raised_on_executor = _error_of_executor(error)
-        if raised_on_executor is not None:
-            raise raised_on_executor from error
-        file = _FILE.search(text) or _GONE.search(text)
-        if file is not None:
-            url = unquote(file[1])
-            explained = explain_file(url) if explain_file is not None else None
-            raise (explained or _file_error(url, text)) from error
-        connector = _NO_CONNECTOR.search(text)
-        if connector is not None:
-            package = _CONNECTORS.get(connector[1] or connector[2], "the package that has it")
-            raise StoreError(
-                f"{doing}: Spark lacks Hadoop's connector for this filesystem: {spark_words(error)}. Start Spark with "
-                f"{package} in spark.jars.packages, in a version that fits Spark's Hadoop libraries."
-            ) from error
-        library = type(error).__module__.split(".")[0]
-        if library in ("py4j", "grpc") or (library == "pyspark" and type(error).__name__ in _RAW_OF_CONNECT):
-            raise _job_error(error, spark, doing) from error
-        raise
+        explained: SparkdlError | None = _explain_reading(error, doing, explain_file)
+        if explained is None and (_is_unnamed(error) or _is_of_code(error)):
+            explained = explain_job(error, spark, doing)
+        if explained is None and _is_unnamed(error):
+            explained = SparkJobError(
+                f"{doing}: the Spark job failed: {spark_words(error)}. Spark's exception is the cause of this one."
+            )
+        if explained is None:
+            raise
+        raise explained from error
 
 
-def was_cancelled(error: Exception | None) -> bool:
-    """Whether the job was cancelled: in Spark's UI, by its tag or group, or on Connect as an operation."""
-    condition = _condition(error)
-    if condition is None:
-        return _CANCELLED.search(str(error or "")) is not None
-    meaning = first_meaning([condition])
-    return meaning is not None and meaning.error is LaunchCancelledError
+def explain_job(error: Exception, spark: SparkSession, doing: str) -> SparkdlError | None:
+    """Return the error for a Spark job that did not fail by what it computes; None for all other failures.
+
+    Args:
+        error: exception of Spark that ended the job.
+        spark: session of the job.
+        doing: purpose of the job, for the message.
+
+    Returns:
+        A ``LaunchError`` if the executors' Python lacks what is needed, a ``ClusterLostError`` if Spark's application
+        ended, an ``ExecutorsLostError`` if Python workers or executors were lost, more often than Spark tries a task,
+        and a ``LaunchCancelledError`` if the job was cancelled: in Spark's UI, by its tag or group, or on Connect as an
+        operation.
+    """
+    problem = executor_python_problem(error, spark)
+    if problem:
+        return LaunchError(problem)
+    if _is_of_code(error):
+        return None
+    if _has_application_ended(error, spark):
+        return cluster_lost_error(error, doing)
+    # Checked before a cancellation, because Spark also cancels the other tasks of a job that fails.
+    if _LOST.search(str(error)):
+        once = ""
+        if re.fullmatch(r"local(\[[^,]*\])?", setting(spark, "spark.master")):
+            once = (
+                " With the master local[N] Spark tries no task again; with local[N, 4] it tries a task up to four "
+                "times, except for those of ranks."
+            )
+        return ExecutorsLostError(
+            f"{doing}: a Python worker or executor was lost: {spark_words(error)}. Often the machine had no memory "
+            "left for it: look at the executors' logs, give them more (spark.executor.memoryOverhead) or their tasks "
+            f"less (smaller partitions, smaller batches), and run it again.{once}"
+        )
+    if _was_cancelled(error):
+        return LaunchCancelledError(f"{doing}: the job was cancelled in Spark: {spark_words(error)}")
+    return None
 
 
-def were_executors_lost(error: Exception | None) -> bool:
-    """Whether a Python worker or an executor was lost more often than Spark retries a task."""
-    return _LOST.search(str(error or "")) is not None
-
-
-def has_application_ended(error: Exception | None, spark: SparkSession) -> bool:
-    """Whether the job failed because Spark's application has ended."""
-    if error is None:
-        return False
-    is_of_connect = "connect" in f"{type(spark).__module__} {type(error).__module__}"
-    return mentions_stopped_context(error) if is_of_connect else is_context_stopped(spark)
+def cluster_lost_error(error: Exception, doing: str) -> ClusterLostError:
+    """Return the error for a job that failed because Spark's application ended."""
+    return ClusterLostError(
+        f"{doing}: Spark's application ended while a job ran: its cluster went away, or it was stopped. "
+        f"{spark_words(error)}"
+    )
 
 
 def mentions_stopped_context(error: Exception) -> bool:
@@ -190,7 +202,7 @@ def mentions_stopped_context(error: Exception) -> bool:
     return _ENDED.search(str(error)) is not None
 
 
-def spark_words(error: Exception | None) -> str:
+def spark_words(error: Exception) -> str:
     """Return Spark's message in one line, without Java's classes and stacks, and without py4j's first line."""
     lines = [line.strip(" :") for line in str(error).splitlines()]
     line = next((line for line in lines if line and not line.startswith("An error occurred")), "")
@@ -240,9 +252,32 @@ def executor_python_problem(error: BaseException, spark: SparkSession) -> str:
     )
 
 
+def _explain_reading(
+    error: Exception, doing: str, explain_file: Callable[[str], DataError | None] | None
+) -> SparkdlError | None:
+    """Return the error for data that an executor could not read or write; None for other failures."""
+    raised_on_executor = _error_of_executor(error)
+    if raised_on_executor is not None:
+        return raised_on_executor
+    text = str(error)
+    file = _FILE.search(text) or _GONE.search(text)
+    if file is not None:
+        url = unquote(file[1])
+        explained = explain_file(url) if explain_file is not None else None
+        return explained or _file_error(url, text)
+    connector = _NO_CONNECTOR.search(text)
+    if connector is None:
+        return None
+    package = _CONNECTORS.get(connector[1] or connector[2], "the package that has it")
+    return StoreError(
+        f"{doing}: Spark lacks Hadoop's connector for this filesystem: {spark_words(error)}. Start Spark with "
+        f"{package} in spark.jars.packages, in a version that fits Spark's Hadoop libraries."
+    )
+
+
 def _error_of_executor(error: Exception) -> SparkdlError | None:
     """Return the error of sparkdl's function on an executor, which Spark reports as text; None for other failures."""
-    if type(error).__name__ != "PythonException":
+    if not _is_of_code(error):
         return None
     *_, last = _OWN_ERROR.findall(str(error)) or [("", "")]
     kind = getattr(errors, last[0], None)
@@ -272,28 +307,31 @@ def _file_error(url: str, text: str) -> DataError:
     return meaning.error(f"{where}{meaning.text}: {words} {meaning.remedy}")
 
 
-def _job_error(error: Exception, spark: SparkSession, doing: str) -> SparkdlError:
-    words = spark_words(error)
-    if has_application_ended(error, spark):
-        return ClusterLostError(f"{doing}: Spark's application ended meanwhile: {words}")
-    # Checked before a cancellation, because Spark also cancels the other tasks of a job that fails.
-    if were_executors_lost(error):
-        once = ""
-        if re.fullmatch(r"local(\[[^,]*\])?", setting(spark, "spark.master")):
-            once = " With the master local[N] Spark tries no task again; local[N, 4] has it tried four times."
-        return WorkersLostError(
-            f"{doing}: a Python worker or executor was lost: {words}. Often the machine had no memory left for it: "
-            "look at the executors' logs, give them more (spark.executor.memoryOverhead) or make the DataFrame's "
-            f"partitions smaller, and run it again.{once}"
-        )
-    if was_cancelled(error):
-        return LaunchCancelledError(f"{doing}: the job was cancelled in Spark: {words}")
-    return SparkJobError(
-        f"{doing}: the Spark job failed: {words}. Spark's exception is the cause of this one."
-    )
+def _is_unnamed(error: Exception) -> bool:
+    """Whether the class of an exception says nothing but that a Spark job failed."""
+    library = type(error).__module__.split(".")[0]
+    return library in ("py4j", "grpc") or (library == "pyspark" and type(error).__name__ in _UNNAMED)
 
 
-def _condition(error: Exception | None) -> str | None:
+def _is_of_code(error: Exception) -> bool:
+    """Whether Python code on an executor raised; the text of such an exception is that of the code."""
+    return type(error).__name__ == "PythonException"
+
+
+def _was_cancelled(error: Exception) -> bool:
+    condition = _condition(error)
+    if condition is None:
+        return _CANCELLED.search(str(error)) is not None
+    meaning = first_meaning([condition])
+    return meaning is not None and meaning.error is LaunchCancelledError
+
+
+def _has_application_ended(error: Exception, spark: SparkSession) -> bool:
+    is_of_connect = "connect" in f"{type(spark).__module__} {type(error).__module__}"
+    return mentions_stopped_context(error) if is_of_connect else is_context_stopped(spark)
+
+
+def _condition(error: Exception) -> str | None:
     """Return the error condition of an exception of Spark, such as ``TABLE_OR_VIEW_NOT_FOUND``; None without one."""
     from pyspark.errors import PySparkException
 

@@ -79,6 +79,11 @@ def jobs_of(words: str, *, unless_named: bool = False) -> Iterator[None]:
         _purpose.reset(token)
 
 
+def purpose_of_jobs() -> str:
+    """Return the words for the jobs of this block, such as ``sparkdl fit Net: writing rows``."""
+    return str(_purpose.get() or _Purpose((), ""))
+
+
 def name_of(function: Any) -> str:
     """Return the name of a function for the words about jobs that run it; for a path, the name of the file."""
     if isinstance(function, str | os.PathLike):
@@ -110,7 +115,7 @@ def spark_job(
     """
     with (
         jobs_of(words),
-        spark_failures_named(spark, doing=str(_purpose.get()), explain_file=explain_file),
+        spark_failures_named(spark, doing=purpose_of_jobs(), explain_file=explain_file),
         _name_jobs(spark) as tag,
     ):
         try:

@@ -148,7 +148,7 @@ def materialize(
         StoreError: if the Store cannot be written, or the executors write to another place than the driver
             reads.
         LaunchError: if the executors' Python lacks sparkdl or one of its libraries.
-        WorkersLostError: if Python workers or executors were lost, more often than Spark tries a task.
+        ExecutorsLostError: if Python workers or executors were lost, more often than Spark tries a task.
         SparkJobError: if the Spark job failed for another reason.
     """
     obtained = obtain_dataset(

@@ -45,8 +45,8 @@ from sparkdl.launch.supervision import CANCEL_TIMEOUT_S, END_TIMEOUT_S, Listener
 from sparkdl.launch.wire.channel import REACH_TIMEOUT_S, UNSENT_BYTES, RankMessage
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.rendezvous.addresses import LISTEN, Address, hosts_of_name, reachable_hosts
-from sparkdl.spark.failures import were_executors_lost
-from sparkdl.spark.jobs import spark_job
+from sparkdl.spark.failures import explain_job
+from sparkdl.spark.jobs import purpose_of_jobs, spark_job
 from sparkdl.spark.session import is_local, setting
 
 if TYPE_CHECKING:
@@ -347,7 +347,9 @@ class _MemberJobs:
                 continue
             self._running.discard(name)
             self._start_from = time.monotonic() + _PAUSE_S
-            if job.error is not None and not were_executors_lost(job.error):
+            if job.error is not None and not isinstance(
+                explain_job(job.error, self._spark, purpose_of_jobs()), ExecutorsLostError
+            ):
                 self._refused = job
         if self._refused is None:
             if time.monotonic() >= self._start_from:

@@ -56,7 +56,7 @@ def test_cancelled_launch_ends_its_ranks_and_the_next_launch_runs(
         if len(hanging) == 2:
             threading.Thread(target=lambda: (cancel(), cancelled.set())).start()
 
-    with pytest.raises(LaunchCancelledError, match=r"stage was cancelled in Spark.*(?i:cancel)"):
+    with pytest.raises(LaunchCancelledError, match=r": 2 ranks: .* cancelled in Spark: .*(?i:cancel)"):
         launch(functions.hang, str(tmp_path), on_event=hear)
     assert cancelled.wait(30)
     pids = functions.pids_in(tmp_path)
@@ -108,7 +108,9 @@ def test_ended_application_raises_cluster_lost_error_and_is_not_restarted(tmp_pa
     ) as driver:
         assert eventually(lambda: len(list(tmp_path.glob("*.pids"))) == 2, timeout_s=60)
         told, _ = driver.communicate("\n", timeout=500)
-    assert told.startswith("ClusterLostError Spark's application ended while the ranks ran"), told
+    assert told.startswith("ClusterLostError sparkdl run hang_on_rank: 2 ranks: Spark's application ended"), (
+        told
+    )
     assert wait_until_gone(functions.pids_in(tmp_path)) == []
 
 

@@ -19,12 +19,12 @@ from sparkdl.errors import (
     ClusterLostError,
     CorruptFileError,
     DataError,
+    ExecutorsLostError,
     FileVanishedError,
     LaunchCancelledError,
     LaunchError,
     SparkJobError,
     StoreError,
-    WorkersLostError,
 )
 from sparkdl.estimators import TorchRegressor
 from sparkdl.estimators.fit.labels import stored_values
@@ -175,7 +175,7 @@ def test_python_worker_killed_while_rows_are_written_is_named_and_leaves_no_file
     note = partial(_note_process, folder=folder)
     with (
         pytest.raises(
-            WorkersLostError, match=r"^sparkdl use_materialized: writing rows: .*Task 1 .*local\[N, 4\]"
+            ExecutorsLostError, match=r"^sparkdl use_materialized: writing rows: .*Task 1 .*local\[N, 4\]"
         ) as caught,
         use_materialized(rows, ["id"], store, in_tasks=note),
     ):
@@ -215,7 +215,7 @@ def test_py4j_and_grpc_errors_of_a_job_are_replaced_by_errors_of_sparkdl(spark: 
     from pyspark.sql import functions as F
 
     for words, error in (
-        ("Job aborted: ExecutorLostFailure (executor 1 exited caused by one of them)", WorkersLostError),
+        ("Job aborted: ExecutorLostFailure (executor 1 exited caused by one of them)", ExecutorsLostError),
         ("Job 7 cancelled part of cancelled job group mine", LaunchCancelledError),
         ("Job 7 cancelled because SparkContext was shut down", ClusterLostError),
         ("org.apache.spark.SparkException: Job aborted: java.io.IOException: no route", SparkJobError),

@@ -16,12 +16,12 @@ import pytest
 
 from sparkdl.collective import new_secret
 from sparkdl.errors import (
+    ExecutorsLostError,
     LaunchError,
     ParamError,
     RankDiedError,
     RankError,
     SerializationError,
-    WorkersLostError,
 )
 from sparkdl.launch import ranks, run_on_ranks, wait_for_slots
 from sparkdl.launch.task.meeting import Meeting, Peer
@@ -434,7 +434,7 @@ def test_worker_killed_before_the_tasks_meet_does_not_end_other_executors(
         before = executors_of(context)
         killer = threading.Thread(target=kill_one)
         killer.start()
-        with pytest.raises(WorkersLostError), spark_job(spark, "meeting", waits_for_tasks=True):
+        with pytest.raises(ExecutorsLostError), spark_job(spark, "meeting", waits_for_tasks=True):
             spark.range(0, 2, 1, 2).mapInArrow(meet_the_killed, "id long", barrier=True).collect()
         killer.join()
     # The task killed along with the other one has ended by now, two seconds after Spark requested it.

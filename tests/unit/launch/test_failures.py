@@ -5,8 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from sparkdl.errors import LaunchError, LinkLostError, SparkdlError
+from sparkdl.errors import (
+    LaunchCancelledError,
+    LaunchError,
+    LinkLostError,
+    RankDiedError,
+    RankError,
+    SparkdlError,
+)
 from sparkdl.launch.failures import (
     find_culprit,
     link_error,
@@ -22,6 +30,7 @@ CAUSE = Failure(rank=2, host="a", error="LookupError: none", traceback="...", pi
 CONSEQUENCE = Failure(rank=0, host="b", error="RankLostError: rank 2", traceback="...", is_consequence=True)
 
 
+RAISED = Failure(rank=0, host="a", error="LookupError: none", traceback="")
 SHARED = Failure(rank=0, error="MismatchError: all", traceback="", origin="shared")
 
 
@@ -56,6 +65,25 @@ def test_a_task_that_could_not_start_its_rank_is_reported_before_what_followed_f
     limits = HangLimits(hang_timeout_s=1.0, operation_timeout_s=1.0, silence_timeout_s=1.0)
     with pytest.raises(SparkdlError, match=reported):
         raise_for_failures(failures, LaunchError("the program cannot be started"), stage, limits)
+
+
+@pytest.mark.parametrize(
+    ("failure", "was_cancelled_here", "error"),
+    [
+        (replace(RAISED, is_loss=True), False, LaunchCancelledError),
+        (replace(RAISED, is_loss=True), True, RankDiedError),
+        (RAISED, False, RankError),
+    ],
+)
+def test_cancellation_in_spark_is_reported_unless_the_driver_asked_for_it_or_code_has_raised(
+    failure: Failure, was_cancelled_here: bool, error: type[Exception]
+) -> None:
+    stage: Any = SimpleNamespace(spark=SimpleNamespace(), num_ranks=1, was_cancelled_here=was_cancelled_here)
+    cancelled = SparkConnectGrpcException("Job 7 cancelled part of cancelled job group mine")
+    limits = HangLimits(hang_timeout_s=1.0, operation_timeout_s=1.0, silence_timeout_s=1.0)
+    with pytest.raises(error) as caught:
+        raise_for_failures([failure], cancelled, stage, limits)
+    assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sparkdl.errors import CorruptFileError, DataError, FileVanishedError, StoreAccessError
-from sparkdl.spark.failures import executor_python_problem, spark_failures_named
+from sparkdl.spark.failures import executor_python_problem, explain_job, spark_failures_named
 
 SPARK = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="some-python", master="spark://there"))
 TRACE = """Job aborted: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -84,3 +84,9 @@ def test_java_trace_is_classified_by_its_last_cause_and_not_by_its_frames(cause,
         raise RuntimeError(trace)
     assert type(caught.value) is error, caught.value
     assert ("damaged. Write it again" in str(caught.value)) == (error is CorruptFileError)
+
+
+def test_what_code_on_an_executor_says_is_neither_a_loss_nor_a_cancellation() -> None:
+    said = "ValueError: the order was cancelled, and executor 1 lost it"
+    raised_there = type("PythonException", (RuntimeError,), {})(said)
+    assert explain_job(raised_there, SPARK, "sparkdl") is None

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparkdl.errors import SparkdlError, WorkersLostError
+from sparkdl.errors import ProcessesLostError, SparkdlError
 from sparkdl.estimators.scoring import shared_module, udf
 from sparkdl.estimators.scoring.shared_module import SharedModule
 from sparkdl.model.architecture import split_module
@@ -142,10 +142,10 @@ def test_what_a_module_does_harms_only_its_own_rows(folder, monkeypatch) -> None
     assert int(one(x, "pid")) != process
 
     monkeypatch.setattr(shared_module, "_ANSWER_S", 1)
-    with pytest.raises(WorkersLostError, match=rf"did not answer in time.*{log} ends with: Process \d+"):
+    with pytest.raises(ProcessesLostError, match=rf"did not answer in time.*{log} ends with: Process \d+"):
         behaving(folder)(x, "hang")
     monkeypatch.setattr(shared_module, "_MOST_ATTEMPTS", 1)
-    with pytest.raises(WorkersLostError, match=rf"ended 1 times, the last time with 7.*{log} ends with"):
+    with pytest.raises(ProcessesLostError, match=rf"ended 1 times, the last time with 7.*{log} ends with"):
         behaving(folder, "another")(x, "end")
 
 

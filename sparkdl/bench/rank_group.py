@@ -1,6 +1,9 @@
 """The ranks of one library: new processes on this machine, without Spark, that sleep until they are given a turn.
 
-Runs where the benchmark was called.
+Runs where the benchmark was called. The ranks are not started by :mod:`sparkdl.launch`, as contenders are measured
+without anything of sparkdl: Horovod, MPI and the readers of data get the environment and the sockets that their own
+launchers give them, each rank can run in the network namespace of a host, and some are stopped by SIGSTOP between
+turns, which a supervised launch would report as hanging.
 """
 
 from __future__ import annotations

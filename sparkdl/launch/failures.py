@@ -11,6 +11,7 @@ import linecache
 import re
 import sysconfig
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from pathlib import Path
 
 from sparkdl.collective.error_origin import Origin
@@ -163,6 +164,14 @@ def rank_error(failure: Failure, were_lost: bool, stuck: str = "") -> RankError:
     )
     kind = RankDiedError if failure.is_loss or (failure.is_consequence and were_lost) else RankError
     return kind(message, rank=failure.rank, host=failure.host, traceback_text=traceback)
+
+
+def renumber_rank(error: RankError, rank: int) -> RankError:
+    """Return the error with another number for its rank: launches within an elastic launch count their own ranks."""
+    renumbered = copy(error)
+    renumbered.args = (str(error).replace(f"Rank {error.rank} ", f"Rank {rank} ", 1),)
+    renumbered.rank, renumbered.__cause__ = rank, error.__cause__
+    return renumbered
 
 
 def _with_known_lines(traceback: str) -> str:

@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sparkdl.collective import Deadline
 from sparkdl.errors import LaunchError, SlotsMissingError, count_of
-from sparkdl.launch.stage import Stage
+from sparkdl.launch.stage import Stage, cancel_in_background
 from sparkdl.launch.wire.messages import CHUNK_BYTES
 from sparkdl.launch.wire.spec import LaunchSpec
 from sparkdl.rendezvous.addresses import (
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 CANCEL_INTERVAL_S = 1.0
 """How often the cancellation is repeated: Spark cancels only active jobs. A job is not active before it is submitted,
 or while its barrier stage waits for executors because it has more tasks than there are slots."""
-
-BACKGROUND_CANCEL_TIMEOUT_S = 900.0
-"""How long the cancellation is repeated in the background: longer than Spark checks for slots by default, 40 times
-15 s."""
 
 _logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -117,24 +113,6 @@ class TaggedCall(Generic[Value]):
             self.ended.wait(min(CANCEL_INTERVAL_S, deadline.remaining_s()))
             if deadline.expired:
                 return
-
-    def cancel_in_background(self, finish: Callable[[], None] = lambda: None) -> None:
-        """Continue to cancel the call in a thread, without waiting; the thread then calls ``finish``."""
-
-        def cancel() -> None:
-            try:
-                self.cancel(timeout_s=BACKGROUND_CANCEL_TIMEOUT_S)
-                if self.running:
-                    _logger.warning(
-                        "Spark has not cancelled the jobs tagged %s within %g s. Kill them in Spark's UI, or stop the "
-                        "session.",
-                        self.tag,
-                        BACKGROUND_CANCEL_TIMEOUT_S,
-                    )
-            finally:
-                finish()
-
-        threading.Thread(target=cancel, name="sparkdl-cancel", daemon=True).start()
 
     def _request_cancellation(self) -> None:
         if is_connect(self.spark):
@@ -437,7 +415,7 @@ def collect_within(spark: SparkSession, frame: DataFrame, timeout_s: float) -> l
                 call.cancel(timeout_s=CANCEL_TIMEOUT_S)
             finally:
                 if call.running:
-                    call.cancel_in_background()
+                    cancel_in_background(call)
     if call.was_cancelled_here:
         raise LaunchError(
             f"the cluster had not run the tasks within {timeout_s:g} s: other jobs hold its slots, or executors are "

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import IO, Any, Protocol
 
+_logger = logging.getLogger(__name__)
 
-class Stage(Protocol):
+BACKGROUND_CANCEL_TIMEOUT_S = 900.0
+"""How long a cancellation goes on in the background: longer than Spark checks for slots by default, 40 times 15 s."""
+
+
+class Cancellable(Protocol):
+    """Tasks or calls that another thread can end."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a task may still run or start."""
+
+    def cancel(self, *, timeout_s: float) -> None:
+        """Cancel the tasks until they have ended or the time is over."""
+
+
+def cancel_in_background(tasks: Cancellable, finish: Callable[[], None] = lambda: None) -> None:
+    """Continue to cancel tasks in a thread, without waiting for them; the thread then calls ``finish``."""
+
+    def cancel() -> None:
+        try:
+            tasks.cancel(timeout_s=BACKGROUND_CANCEL_TIMEOUT_S)
+            if tasks.running:
+                _logger.warning(
+                    "Tasks that were cancelled still run after %g s. If Spark runs them, kill their job in Spark's UI, "
+                    "or stop the session.",
+                    BACKGROUND_CANCEL_TIMEOUT_S,
+                )
+        finally:
+            finish()
+
+    threading.Thread(target=cancel, name="sparkdl-cancel", daemon=True).start()
+
+
+class Stage(Cancellable, Protocol):
     """The tasks of a launch, one for each rank, from their start on.
 
     :class:`~sparkdl.launch.spark_job.SparkJob` is a barrier stage of Spark,
@@ -22,10 +57,6 @@ class Stage(Protocol):
     spark: Any
     num_ranks: int
     was_cancelled_here: bool = False
-
-    @property
-    def running(self) -> bool:
-        """Whether a task may still run or start."""
 
     @property
     def error(self) -> Exception | None:
@@ -52,18 +83,6 @@ class Stage(Protocol):
         Does nothing for an offered slot, whose end another process sees.
         """
         return
-
-    def cancel(self, *, timeout_s: float) -> None:
-        """Cancel the tasks until they have ended or the time is over."""
-
-    def cancel_in_background(self, finish: Callable[[], None]) -> None:
-        """Continue to cancel the tasks without waiting for them; then call ``finish``, from a thread."""
-
-        def wait() -> None:
-            self.cancel(timeout_s=threading.TIMEOUT_MAX)
-            finish()
-
-        threading.Thread(target=wait, name="sparkdl-cancel", daemon=True).start()
 
     def outcomes(self) -> list[tuple[int, str, int]]:
         """Rank, kind and number of chunks of everything that the tasks yielded."""

@@ -23,7 +23,7 @@ from sparkdl.launch.failures import raise_for_failures
 from sparkdl.launch.hangs.hang_error import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
 from sparkdl.launch.lines import AlikeLines
-from sparkdl.launch.stage import Stage
+from sparkdl.launch.stage import Stage, cancel_in_background
 from sparkdl.launch.task.meeting import FINISH_TIMEOUT_S
 from sparkdl.launch.wire.channel import DriverChannel, RankMessage
 from sparkdl.launch.wire.outcome import Failure, StopReason
@@ -209,7 +209,7 @@ class Supervision:
                     "until they have, and ranks that start until then end without running the function."
                 )
                 self.channel.takes_messages = False
-                self.stage.cancel_in_background(stack.pop_all().close)
+                cancel_in_background(self.stage, stack.pop_all().close)
 
     def _look_for_hang(self) -> None:
         """Have all ranks ended if one hangs, and limit the time that they may take; also after a failure."""

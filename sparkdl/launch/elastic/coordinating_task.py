@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -37,10 +37,13 @@ from sparkdl.errors import (
     SlotsMissingError,
     SparkdlError,
 )
+from sparkdl.launch.elastic.members import run_members, values_of_world
 from sparkdl.launch.elastic.offers import Invitation, SlotOffer
 from sparkdl.launch.elastic.roster import PATIENT_S
+from sparkdl.launch.failures import renumber_rank
 from sparkdl.launch.slots import check_cluster
 from sparkdl.launch.spark_job import ROW_SCHEMA, SparkJob, collect_within, task_function
+from sparkdl.launch.stage import Stage, cancel_in_background
 from sparkdl.launch.supervision import CANCEL_TIMEOUT_S, END_TIMEOUT_S, Listener, collect
 from sparkdl.launch.wire.channel import REACH_TIMEOUT_S, UNSENT_BYTES, RankMessage
 from sparkdl.launch.wire.messages import CHUNK_BYTES
@@ -54,13 +57,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from sparkdl.launch.elastic.roster import ElasticLimits
-    from sparkdl.launch.stage import Stage
     from sparkdl.launch.supervision import OnEvent, OnLog
     from sparkdl.launch.wire.spec import LaunchSpec
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.1
+_LOOK_S = 1.0
+"""How often it is looked whether tasks have started or are missing; their ends and rows are heard of at once."""
+
 _PAUSE_S = 3.0
 """How long after the end of a member's task another one is started: the run may be over, and the others end as well."""
 
@@ -142,14 +146,15 @@ def run_members_from_task(
     )
     listener = Listener(on_log, on_event)
     for num_restarts in count():
-        lease = "" if leases is None else next(leases)
+        lease, news = "" if leases is None else next(leases), threading.Event()
         try:
             with ExitStack() as stack:
                 coordinating = _CoordinatingJob(spark, spec, limits, lease)
-                members = _MemberJobs(spark, spec, limits, resources)
+                coordinating.call_at_end(news.set)
+                members = _MemberJobs(spark, spec, limits, resources, news.set)
                 stack.callback(lambda job, others: _end([*others.values(), job]), coordinating, members.jobs)
                 try:
-                    return _values(coordinating, members, listener)
+                    return _values(coordinating, members, listener, news)
                 finally:
                     listener.show_due(is_end=True)
         except _CoordinatingTaskLostError as error:
@@ -201,10 +206,13 @@ def _check(
         ) from error
 
 
-def _values(coordinating: _CoordinatingJob, members: _MemberJobs, listener: Listener) -> list[Any]:
-    """Supervise the jobs until the run is over, and return the values of its last world."""
+def _values(
+    coordinating: _CoordinatingJob, members: _MemberJobs, listener: Listener, news: threading.Event
+) -> list[Any]:
+    """Supervise the jobs, which set ``news``, until the run is over, and return the values of its last world."""
     while coordinating.running:
-        time.sleep(_POLL_S)
+        news.wait(_LOOK_S)
+        news.clear()
         coordinating.check_start(2 * int(coordinating.tasks_run))
         if (address := coordinating.address) is not None:
             members.poll(address)
@@ -236,13 +244,13 @@ def _end(jobs: Iterable[SparkJob]) -> None:
     finally:
         for job in running:
             if job.running:
-                job.cancel_in_background()
+                cancel_in_background(job)
         for job in jobs:
             job.close()
 
 
 class _CoordinatingJob(SparkJob):
-    """The stage of the coordinating task; its rows come while it runs."""
+    """The stage of the coordinating task. Its rows come while it runs, and each wakes the caller as its end does."""
 
     def __init__(self, spark: SparkSession, spec: LaunchSpec, limits: ElasticLimits, lease: str) -> None:
         self._rows: list[Row] = []
@@ -255,6 +263,8 @@ class _CoordinatingJob(SparkJob):
     def _run_stage(self, rows: DataFrame) -> None:
         for row in rows.toLocalIterator():
             self._rows.append(row)
+            if self._wake is not None:
+                self._wake()
 
     def check_start(self, num_started: int) -> None:
         """See :class:`~sparkdl.launch.stage.Stage`."""
@@ -317,14 +327,22 @@ class _CoordinatingJob(SparkJob):
 class _MemberJobs:
     """The jobs of the members' tasks. The coordinating task counts losses; here tasks are started again for it.
 
+    ``wake`` is called when a task has ended.
+
     Attributes:
         jobs: the jobs by their names, also those that have ended.
     """
 
     def __init__(
-        self, spark: SparkSession, spec: LaunchSpec, limits: ElasticLimits, resources: ResourceProfile | None
+        self,
+        spark: SparkSession,
+        spec: LaunchSpec,
+        limits: ElasticLimits,
+        resources: ResourceProfile | None,
+        wake: Callable[[], None],
     ) -> None:
         self.jobs: dict[str, SparkJob] = {}
+        self._wake = wake
         self._spark, self._spec, self._limits, self._resources = spark, spec, limits, resources
         self._running: set[str] = set()
         self._refused: SparkJob | None = None
@@ -377,6 +395,7 @@ class _MemberJobs:
         spec = replace(self._spec, job=name, num_ranks=1, roster=address, start_timeout_s=PATIENT_S)
         function = task_function(lambda: _rows_of_member(spec))
         self.jobs[name] = SparkJob(self._spark, spec, self._resources, function)
+        self.jobs[name].call_at_end(self._wake)
         self._running.add(name)
 
     def values(self, names: Sequence[str | None], listener: Listener) -> list[Any]:
@@ -392,25 +411,23 @@ class _MemberJobs:
         """
         _end([job for name, job in self.jobs.items() if name not in names])
         deadline = Deadline(_STORE_TIMEOUT_S)
-        values: list[Any] = []
-        for rank, name in enumerate(names):
-            value = None
-            if name is not None:
-                job = self.jobs[name]
-                job.ended.wait(deadline.remaining_s())
-                try:
-                    if job.running:
-                        raise LaunchError(
-                            f"The function has returned on rank {rank}, and Spark has not stored its value within "
-                            f"{_STORE_TIMEOUT_S:g} s. Return less, or write it to a file."
-                        )
-                    (value,) = collect(job, [], listener.log, self._spec.limits)
-                except (LaunchError, ProcessesLostError, RankError) as error:
-                    if rank == 0:
-                        raise
-                    logger.warning("Rank %d ended after rank 0 had returned: %s", rank, error)
-            values.append(value)
-        return values
+
+        def fetch(rank: int, job: SparkJob) -> list[Any]:
+            job.ended.wait(deadline.remaining_s())
+            if job.running:
+                raise LaunchError(
+                    f"The function has returned on rank {rank}, and Spark has not stored its value within "
+                    f"{_STORE_TIMEOUT_S:g} s. Return less, or write it to a file."
+                )
+            return collect(job, [], listener.log, self._spec.limits)
+
+        return values_of_world(
+            [
+                None if name is None else partial(fetch, rank, self.jobs[name])
+                for rank, name in enumerate(names)
+            ],
+            group_size=1,
+        )
 
     def as_raised(self, error: RankError) -> RankError:
         """The error that ended the run as the rank's own task returned it: with the exception of its code as cause."""
@@ -422,12 +439,7 @@ class _MemberJobs:
                     collect(job, [], lambda *_: None, self._spec.limits)
             except RankError as raised:
                 if raised.traceback_text == error.traceback_text:
-                    text = str(raised).replace(f"Rank {raised.rank} ", f"Rank {error.rank} ", 1)
-                    renumbered = type(raised)(
-                        text, rank=error.rank, host=raised.host, traceback_text=raised.traceback_text
-                    )
-                    renumbered.__cause__ = raised.__cause__
-                    return renumbered
+                    return renumber_rank(raised, error.rank)
             except Exception:  # of Spark, or of a value that cannot be unpickled
                 logger.debug("The failure of a member cannot be fetched.", exc_info=True)
         return error
@@ -437,7 +449,6 @@ def _rows_of_coordination(spec: LaunchSpec, limits: ElasticLimits, lease: str) -
     """Coordinate the run in one task of the stage, and return its address from the other one."""
     from pyspark import BarrierTaskContext
 
-    from sparkdl.launch.elastic.members import run_members
     from sparkdl.launch.task.barrier_task import spark_task
 
     task = spark_task(BarrierTaskContext.get())

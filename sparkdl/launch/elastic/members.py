@@ -10,9 +10,10 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +22,6 @@ from sparkdl.collective import Coordinator, RendezvousClient
 from sparkdl.errors import (
     ClusterLostError,
     HangError,
-    LaunchError,
     LinkLostError,
     ProcessesLostError,
     RankError,
@@ -30,7 +30,7 @@ from sparkdl.errors import (
 )
 from sparkdl.launch.elastic.offers import PREFIX, Invitation, OfferedSlots
 from sparkdl.launch.elastic.roster import PATIENT_S, ElasticLimits, Roster
-from sparkdl.launch.failures import rank_error
+from sparkdl.launch.failures import rank_error, renumber_rank
 from sparkdl.launch.hangs.hang_error import hang_error
 from sparkdl.launch.hangs.watch import HangWatch
 from sparkdl.launch.supervision import END_TIMEOUT_S, Listener, Supervision
@@ -125,6 +125,30 @@ def run_members(
         )
         with run:
             return run.values()
+
+
+def values_of_world(fetches: Iterable[Callable[[], list[Any]] | None], group_size: int) -> list[Any]:
+    """Return the values of the ranks of the last world, in order of rank; None for ranks that were lost at the end.
+
+    Args:
+        fetches: for each member, a function that returns the values of its ranks; None for a member that was lost.
+        group_size: number of ranks of a member.
+
+    Raises:
+        SparkdlError: what the function of the first member, which has rank 0, raises.
+    """
+    values: list[Any] = []
+    for fetch in fetches:
+        of_member = [None] * group_size
+        if fetch is not None:
+            try:
+                of_member = fetch()
+            except SparkdlError as error:
+                if not values:
+                    raise
+                logger.warning("Rank %d ended after rank 0 had returned: %s", len(values), _why(error))
+        values += of_member
+    return values
 
 
 class _ElasticRun(Closing):
@@ -314,7 +338,7 @@ class _ElasticRun(Closing):
                 if other is not member:
                     other.supervision.cancel(StopReason(f"member {number} failed"))
         try:
-            member.supervision.values()
+            self._values_of(number)
         except ClusterLostError:
             raise
         except SlotsMissingError as error:
@@ -323,8 +347,14 @@ class _ElasticRun(Closing):
             logger.info("Member %d found no slots, and another one takes its place: %s", number, error)
         except ProcessesLostError as error:
             self._lose(number, error, is_cause=True)
-        except (RankError, LaunchError) as error:
-            raise self._of_member(error, number) from error.__cause__
+
+    def _values_of(self, number: int) -> list[Any]:
+        """Return the values of the ranks of a member that has ended; errors count ranks through all members."""
+        try:
+            return self._members[number].supervision.values()
+        except RankError as error:
+            rank = number * self._limits.group_size + error.rank
+            raise renumber_rank(error, rank) from error.__cause__
 
     def _lose(self, number: int, error: ProcessesLostError, *, is_cause: bool) -> None:
         logger.warning("Member %d was lost: %s", number, _why(error))
@@ -430,26 +460,11 @@ class _ElasticRun(Closing):
             self._roster.poll(_POLL_S)
             self._roster.end()
             running = {number for number in running if self._members[number].supervision.poll(0.0)}
-        values: list[Any] = []
-        for index, number in enumerate(world.members):
-            of_member: list[Any] = [None] * world.group_size
-            if number in self._members and number not in running:
-                try:
-                    of_member = self._members[number].supervision.values()
-                except (ProcessesLostError, RankError) as error:
-                    if index == 0:
-                        raise self._of_member(error, number) from error.__cause__
-                    logger.warning("Member %d ended after rank 0 had returned: %s", number, _why(error))
-            values += of_member
-        return values
-
-    def _of_member(self, error: SparkdlError, number: int) -> SparkdlError:
-        """The error of a member's launch, whose ranks count from 0, with the rank counted through all members."""
-        if not isinstance(error, RankError):
-            return error
-        name = number * self._limits.group_size + error.rank
-        text = str(error).replace(f"Rank {error.rank} ", f"Rank {name} ", 1)
-        return type(error)(text, rank=name, host=error.host, traceback_text=error.traceback_text)
+        ended = self._members.keys() - running
+        return values_of_world(
+            [partial(self._values_of, number) if number in ended else None for number in world.members],
+            world.group_size,
+        )
 
 
 def _why(error: Exception) -> str:

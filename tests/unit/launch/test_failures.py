@@ -8,6 +8,7 @@ import pytest
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from sparkdl.errors import (
+    HangError,
     LaunchCancelledError,
     LaunchError,
     LinkLostError,
@@ -20,6 +21,7 @@ from sparkdl.launch.failures import (
     link_error,
     raise_for_failures,
     rank_error,
+    renumber_rank,
     were_ranks_lost,
 )
 from sparkdl.launch.wire.messages import pack_error
@@ -141,3 +143,12 @@ def test_a_cut_connection_names_both_of_its_ends_unless_a_process_was_lost():
     assert link_error([lost(0), lost(1, "", is_consequence=False, is_loss=True)], 2) is None
     assert link_error([lost(0, "aborted"), lost(1, "aborted")], 2) is None
     assert link_error([], 2) is None
+
+
+def test_an_error_with_another_number_of_its_rank_keeps_the_rest() -> None:
+    error = HangError("Rank 0 on a hung: Rank 0 waits", rank=0, host="a", report="stacks").at("epoch 2")
+    error.__cause__ = LookupError("none")
+    other = renumber_rank(error, 5)
+    assert str(other) == "Rank 5 on a hung: Rank 0 waits"
+    assert vars(other) == {**vars(error), "rank": 5}
+    assert other.__cause__ is error.__cause__

@@ -47,6 +47,16 @@ def has_states() -> bool:
     return bool(_states)
 
 
+def are_to_leave(broadcast: Callable[[Any], Any]) -> bool:
+    """Whether the run is elastic, and all ranks are to leave their world because others wait to join. Collective.
+
+    Args:
+        broadcast: returns rank 0's object on all ranks.
+    """
+    worlds = provided.worlds
+    return worlds is not None and bool(broadcast(worlds.is_to_leave()))
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks that share a state.
@@ -163,8 +173,7 @@ class TrainingState:
         Raises:
             WorldLeftError: if so.
         """
-        worlds = provided.worlds
-        if worlds is not None and self._ranks.broadcast(worlds.is_to_leave()):
+        if are_to_leave(self._ranks.broadcast):
             raise WorldLeftError("other ranks wait to join")
 
     def save(self) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from sparkdl.checkpoint.commit_place import CommitPlace
 from sparkdl.checkpoint.parts import Part, StateDictPart
-from sparkdl.checkpoint.training_state import Ranks, TrainingState
+from sparkdl.checkpoint.training_state import Ranks, TrainingState, are_to_leave
 from sparkdl.collective.current import provided
 from sparkdl.horovod.torch.basics import rank, size
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
@@ -86,8 +86,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: on all ranks, if so.
         """
-        worlds = provided.worlds
-        if worlds is not None and self._bcast_object(worlds.is_to_leave()):
+        if are_to_leave(self._bcast_object):
             raise HostsUpdatedInterrupt(skip_sync=False)
 
     def save(self) -> None:
@@ -124,7 +123,8 @@ class ObjectState(TrainingState, State):
     def _sync_part(self, part: Any) -> None:
         part.sync()
 
-    commit = State.commit
+    def _leave_if_asked(self) -> None:
+        self.check_host_updates()
 
 
 class TorchState(ObjectState):

@@ -29,22 +29,21 @@ def positions(length: int, group: dist.ProcessGroup, device: torch.device | None
     return part_of(torch.arange(length, device=device), 0, group)
 
 
-def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+def shard(tensor: Tensor, dim: int, group: dist.ProcessGroup, *, verify: bool | None = None) -> Tensor:
     """This rank's part of a tensor with whole sequences. Collective while the ranks compare their tensors.
-
-    They compare them in the steps in which the model of :func:`~sparkdl.parallel.share_sequences` is verified, and
-    without such a model in each call.
 
     Args:
         tensor: tensor with whole sequences, the same on all ranks of the group.
         dim: dimension of positions.
         group: process group of the ranks that share the sequence.
+        verify: whether the ranks compare their tensors in every call; False for never, None for the steps in which the
+            model of :func:`~sparkdl.parallel.share_sequences` is verified, or for the first call without such a model.
 
     Raises:
         ParamError: if the ranks cannot share a sequence of that length, or on all ranks, if they have different
             tensors.
     """
-    check_shared_rows(tensor, group)
+    check_shared_rows(tensor, group, verify)
     return part_of(tensor, dim, group)
 
 

@@ -120,11 +120,21 @@ def check_tensor_ranks_with_other_random_numbers_for_dropout_are_told() -> None:
             module(torch.ones(3, 8)).sum().backward()
 
 
-def check_sequences_without_a_verified_model_are_compared_in_each_call() -> None:
+def check_sequences_without_a_model_are_compared_in_the_first_call_or_as_asked() -> None:
+    group, whole = dist.new_group(range(4)), torch.arange(8.0).view(1, 8)
+    others, told = whole + dist.get_rank(), pytest.raises(ParamError, match="context-parallel")
+    with told:
+        sequence.shard(others, 1, group)
+    sequence.shard(whole, 1, group)
+    assert sequence.shard(others, 1, group).shape == (1, 2)
+    with told:
+        sequence.shard(others, 1, group, verify=True)
+    unseen = dist.new_group(range(4))
+    assert sequence.shard(others, 1, unseen, verify=False).shape == (1, 2)
+
+
+def check_sequences_with_a_model_that_is_not_verified_are_not_compared() -> None:
     group, others = dist.new_group(range(4)), torch.arange(8.0).view(1, 8) + dist.get_rank()
-    for _ in range(2):
-        with pytest.raises(ParamError, match="context-parallel"):
-            sequence.shard(others, 1, group)
     module = share_sequences(decoder(), group, verify=False)
     assert sequence.shard(others, 1, group).shape == (1, 2)
     del module

@@ -97,8 +97,8 @@ class Pipeline:
         sums: whether the loss of a batch is the sum of its microbatches' losses, in place of their mean.
         device: device of the tensors; the CPU if None.
         verify: whether ranks check in every step that they were given the same rows and that copies of tied parameters
-            are equal; False for never, None for the first step. What the stages themselves check is decided when they
-            are prepared.
+            are equal; False for never, None for the first step. How these copies are divided is compared once in any
+            case. What the stages themselves check is decided when they are prepared.
 
     Attributes:
         microbatches: number of microbatches into which a batch is cut.

@@ -41,21 +41,29 @@ NAMES_OF_POSITIONS = ("positions", "position_ids")
 _sharing: weakref.WeakValueDictionary[dist.ProcessGroup, Verification] = weakref.WeakValueDictionary()
 """The verification of the model that shares sequences among the ranks of a group; it lives as long as the model."""
 
-_groups_with_model: set[str] = set()
-"""Names of the groups for which there was such a model. Ranks forget a model at different times."""
+_known_groups: set[str] = set()
+"""Names of the groups that had such a model, or compared sequences without one. Ranks forget a model at different
+times."""
 
 
-def check_shared_rows(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """Check that the ranks which share a sequence hold the same sequence, while their model is verified. Collective.
+def check_shared_rows(tensor: Tensor, group: dist.ProcessGroup, verify: bool | None) -> None:
+    """Check that the ranks which share a sequence hold the same sequence. Collective if it is due.
 
-    If the group has had no model of :func:`~sparkdl.parallel.share_sequences`, every call compares the sequences.
+    Args:
+        tensor: the whole sequence.
+        group: process group of the ranks that share it.
+        verify: whether it is due: always (True), never (False), or while the model of
+            :func:`~sparkdl.parallel.share_sequences` is verified (None). Without such a model, None stands for the
+            first call.
 
     Raises:
         ParamError: on all ranks, if they hold different sequences.
     """
     verification = _sharing.get(group)
-    if group.group_name not in _groups_with_model or (verification is not None and verification.is_due):
+    is_first = group.group_name not in _known_groups
+    if verify or (verify is None and (is_first or (verification is not None and verification.is_due))):
         check_rows("context", [[tensor]], group)
+        _known_groups.add(group.group_name)
 
 
 class SequenceVerification(Verification):
@@ -80,7 +88,7 @@ class SequenceVerification(Verification):
         super().__init__(module, group, verify)
         self._attention = attention
         _sharing[group] = self
-        _groups_with_model.add(group.group_name)
+        _known_groups.add(group.group_name)
 
     def check_positions(
         self, module: nn.Module, positions: Tensor, positions_of_rank: Callable[[int], Tensor]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import Paired, apply
-from sparkdl.parallel.sequence import from_chunks, to_chunks
+from sparkdl.parallel.sequence import chunks_of, from_chunks, to_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -281,9 +281,9 @@ def _visible(
 ) -> Sequence[tuple[slice, slice, bool]]:
     """Blocks of this rank's queries and another rank's keys that attend to each other: rows, columns, is causal.
 
-    Rank r of N holds chunks r and 2N - 1 - r. The early chunk of an earlier rank lies before both chunks of this rank,
-    and its late chunk after both; both chunks of a later rank lie between the chunks of this rank. In either case half
-    of all pairs of positions attend. Pairs of chunks that are farther apart than the window are left out.
+    The early chunk of an earlier rank lies before both chunks of this rank, and its late chunk after both; both chunks
+    of a later rank lie between the chunks of this rank. In either case half of all pairs of positions attend. Pairs of
+    chunks that are farther apart than the window are left out.
     """
     both, half = slice(0, positions), positions // 2
     early, late = slice(0, half), slice(half, positions)
@@ -295,7 +295,7 @@ def _visible(
         if source < ring.rank:
             return [(both, early, False)]
         return [(late, both, False)]
-    mine, others = ring.chunks(ring.rank), ring.chunks(source)
+    mine, others = (chunks_of(rank, ring.size) for rank in (ring.rank, source))
     return [
         (rows, columns, source == ring.rank and rows is columns)
         for row, rows in zip(mine, (early, late), strict=True)
@@ -379,10 +379,6 @@ class _RingExchange:
         """The rank whose block this rank holds in a step."""
         return (self.rank - step) % self.size
 
-    def chunks(self, rank: int) -> tuple[int, int]:
-        """The numbers of the chunks that a rank of the group holds."""
-        return rank, 2 * self.size - 1 - rank
-
     def positions(self, rank: int, part: Tensor) -> Tensor:
         """Return the positions, in the whole sequence, that a rank's part holds; one-dimensional.
 
@@ -392,7 +388,7 @@ class _RingExchange:
         """
         half = part.shape[2] // 2
         offsets = torch.arange(half, device=part.device)
-        return torch.cat([offsets + chunk * half for chunk in self.chunks(rank)])
+        return torch.cat([offsets + chunk * half for chunk in chunks_of(rank, self.size)])
 
     def pass_on(self, tensors: Sequence[Tensor]) -> _Transfer:
         """Start to send tensors to the next rank and to receive tensors of the same shapes from the previous rank."""

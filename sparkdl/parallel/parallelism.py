@@ -65,19 +65,19 @@ SCHEDULES = {
 """Schedules by name. All compute the same numbers; they differ in idle time and in the activations that they keep."""
 
 
-def check_schedule_of_shards(schedule: str) -> None:
-    """Check that stages of a schedule can be sharded by FSDP2.
-
-    With torch 2.13 the gradients are wrong if the backward pass is split: FSDP2 reduces them before all are computed.
+def check_sharded_schedule(schedule: str) -> None:
+    """Check that FSDP2 can shard the stages of a schedule.
 
     Raises:
-        ParamError: if the schedule splits the backward pass.
+        ParamError: if the schedule splits the backward pass. With torch 2.13 gradients would be wrong, as FSDP2 reduces
+            them before all are computed.
     """
     if SCHEDULES[schedule].splits_backward:
         others = [name for name, other in SCHEDULES.items() if not other.splits_backward]
         raise ParamError(
             f"The schedule {schedule!r} splits the backward pass, which FSDP2 does not support. Use one of "
-            f"{', '.join(others)}, or replicas (data, average_gradients) in place of sharded weights (shard, context)."
+            f"{', '.join(others)}, or replicas of the stages: data in place of shard and context, and in a script "
+            "average_gradients() in place of shard()."
         )
 
 

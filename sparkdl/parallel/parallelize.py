@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sparkdl.errors import ParamError
 from sparkdl.parallel.collectives import begin_equal
 from sparkdl.parallel.context import WholeSequences, name_of_positions, share_sequences
-from sparkdl.parallel.parallelism import check_schedule_of_shards
+from sparkdl.parallel.parallelism import check_sharded_schedule
 from sparkdl.parallel.pipeline.cut import check_trainable
 from sparkdl.parallel.pipeline.schedules import num_microbatches
 from sparkdl.parallel.sharding import blocks_of, check_shardable, recompute_activations, shard
@@ -96,7 +96,7 @@ def check_parts(module: nn.Module, sizes: Parallelism, rows: int) -> None:
         check_trainable(module, sizes.schedule, sizes.pipeline, stage_blocks=sizes.stage_blocks)
         num_microbatches(sizes, rows)
         if sizes.shard * sizes.context > 1:
-            check_schedule_of_shards(sizes.schedule)
+            check_sharded_schedule(sizes.schedule)
     if sizes.tensor > 1:
         divided_layers(module, sizes.tensor)
     is_divided = sizes.tensor * sizes.pipeline > 1

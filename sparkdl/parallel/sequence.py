@@ -1,11 +1,13 @@
 """Division of a sequence's positions among the ranks of a context-parallel group; tensors are cut and joined by it.
 
-A sequence is cut into ``2 N`` chunks for N ranks; rank r holds chunks r and ``2 N - 1 - r``. Each rank then has an
-early and a late chunk, so that causal attention is the same work for all ranks. Layers that work position by position
-(linear layers, norms, the loss) need no change; position embeddings take :func:`positions`.
+A sequence is cut into ``2 N`` chunks for N ranks. Each rank has an early and a late one (:func:`chunks_of`), so that
+causal attention is the same work for all ranks. Layers that work position by position (linear layers, norms, the loss)
+need no change; position embeddings take :func:`positions`.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,14 @@ from torch import Tensor
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.verify.sequences import check_shared_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def chunks_of(rank: int, size: int) -> tuple[int, int]:
+    """The numbers of a rank's chunks, if ``size`` ranks share a sequence."""
+    return rank, 2 * size - 1 - rank
 
 
 def positions(length: int, group: dist.ProcessGroup, device: torch.device | None = None) -> Tensor:
@@ -60,9 +70,7 @@ def part_of(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
             f"A sequence of {length} positions cannot be shared by {size} context-parallel ranks: its length must be "
             f"a multiple of {2 * size}, for example {lower or 2 * size} or {lower + 2 * size}."
         )
-    chunks = tensor.chunk(2 * size, dim)
-    rank = dist.get_rank(group)
-    return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim)
+    return _part(tensor.chunk(2 * size, dim), dist.get_rank(group), dim)
 
 
 def unshard(tensor: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -86,4 +94,8 @@ def to_chunks(tensor: Tensor, dim: int, size: int) -> Tensor:
     if size == 1:
         return tensor[None]
     chunks = tensor.chunk(2 * size, dim)
-    return torch.stack([torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim) for rank in range(size)])
+    return torch.stack([_part(chunks, rank, dim) for rank in range(size)])
+
+
+def _part(chunks: Sequence[Tensor], rank: int, dim: int) -> Tensor:
+    return torch.cat([chunks[number] for number in chunks_of(rank, len(chunks) // 2)], dim)

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from sparkdl.errors import ParamError
-from sparkdl.parallel.parallelism import SCHEDULES, check_schedule_of_shards
+from sparkdl.parallel.parallelism import SCHEDULES, check_sharded_schedule
 from sparkdl.parallel.pipeline.schedules import (
     check_microbatches,
     ranks_of_stages,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class _NotifyingStage(PipelineStage):
+class _Stage(PipelineStage):
     """Stage that calls a function before its first microbatch."""
 
     on_first_microbatch: Callable[[], None] | None = None
@@ -38,10 +38,10 @@ class _NotifyingStage(PipelineStage):
         return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
 
 
-class _ShapeTrial:
+class _Trial:
     """Undoes what a trial of stages with uninitialized memory changes: buffers, gradients and random numbers.
 
-    Nothing is verified until :meth:`undo` is called.
+    Until then nothing is verified.
     """
 
     def __init__(self, stages: Sequence[nn.Module], verifications: Sequence[Verification]) -> None:
@@ -129,7 +129,7 @@ class Pipeline:
         num_stages = len(owners)
         check_microbatches(schedule, ranks, microbatches)
         if any(isinstance(stage, FSDPModule) for stage in stages):
-            check_schedule_of_shards(schedule)
+            check_sharded_schedule(schedule)
         self._group = group
         self.microbatches = microbatches
         self._has_first = 0 in numbers
@@ -137,7 +137,7 @@ class Pipeline:
         self.rank_of_last = dist.get_global_rank(group, owners[-1])
         self._device = device or torch.device("cpu")
         wrapped = [
-            _NotifyingStage(stage, number, num_stages, self._device, group=group)
+            _Stage(stage, number, num_stages, self._device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
         self._wrapped, self._is_tried = wrapped, False
@@ -190,7 +190,7 @@ class Pipeline:
         try:
             with self._tied.summed():
                 if not self._is_tried:
-                    trial = _ShapeTrial([stage.submod for stage in self._wrapped], self._verifications)
+                    trial = _Trial([stage.submod for stage in self._wrapped], self._verifications)
                     for stage in self._wrapped:
                         stage.on_first_microbatch = trial.undo
                     self._is_tried = True

@@ -1,8 +1,7 @@
 """Recognizes DataFrames that only read Parquet files, which ranks can read in place.
 
 The optimized plan of such a DataFrame is a read of Parquet and at most a selection of its columns. For any other plan,
-such as one with a filter, a cast, a cache or a table of a catalog, the rows are copied. They are copied, too, if a
-Delta log says more than the files do.
+such as one with a filter, a cast, a cache or a table of a catalog, the rows are copied.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from sparkdl.data.dataset.footers import scan_dataset
-from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.columns import array_depth, is_vector, stored_type, with_bytes
 from sparkdl.data.spark.input_files import input_files
 from sparkdl.data.spark.plans import is_parquet_read
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
     from sparkdl.data.dataset.dataset import ParquetDataset
-    from sparkdl.data.spark.input_files import InputFiles
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +45,6 @@ def open_in_place(
     files = input_files(df)
     if files is None:
         return None
-    if files.is_delta and not _are_a_delta_table(files):
-        logger.warning(
-            "%s is a Delta table, and the DataFrame reads its files as plain Parquet: rows that the table has removed "
-            "may be among them. Read it with spark.read.format('delta'), or pass the folder to fit_on_parquet.",
-            files.folder,
-        )
-        return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
     unknown = {name: (None,) * depth for name, depth in depths.items() if depth}
     try:
@@ -73,14 +63,3 @@ def open_in_place(
         dataset = scan_dataset(files.folder, names, shapes, files.paths)
         check_no_nulls(with_bytes(df, fields), dataset, nullable)
     return dataset
-
-
-def _are_a_delta_table(files: InputFiles) -> bool:
-    """Return whether files are all of a Delta table's newest version, and all of their rows are valid."""
-    from sparkdl.data.dataset.delta_tables import files_of_delta  # most datasets are none
-
-    try:
-        return list(files.paths) == files_of_delta(open_location(files.folder), files.folder)
-    except DataError as error:
-        logger.info("The rows are copied: %s", error)
-        return False

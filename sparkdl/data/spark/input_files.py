@@ -1,20 +1,25 @@
-"""The files that a DataFrame reads, with text that changes when they are written again."""
+"""The files that a DataFrame reads, the tables they belong to, and text that changes when they are written again."""
 
 from __future__ import annotations
 
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from sparkdl.data.dataset.table_logs import DELTA_LOG, find_logs
+from sparkdl.data.dataset.delta_tables import files_of_delta
+from sparkdl.data.dataset.table_logs import DELTA_LOG, find_logs, refuse_tables
 from sparkdl.data.files.changed_files import TAGS
 from sparkdl.data.files.filesystems import open_location
+from sparkdl.data.spark.plans import plain_parquet_reads
+from sparkdl.errors import count_of
 from sparkdl.spark.session import is_connect
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from pyspark.sql import DataFrame
 
     from sparkdl.data.files.filesystems import Location
@@ -29,7 +34,7 @@ class InputFiles:
     Attributes:
         folder: URL of the folder that holds them all.
         paths: their paths inside it, sorted.
-        is_delta: whether some belong to a Delta table, whose log says which rows of a file are valid.
+        is_delta: whether some belong to a Delta table.
         identity: text that changes when a file is added, removed or written again, or when a table gets another
             version; None if the filesystem does not report when a file was written.
     """
@@ -51,6 +56,40 @@ def input_files(df: DataFrame) -> InputFiles | None:
         return _describe(urls) if urls else None
     except Exception:  # any error of Spark or of a filesystem that is not ours
         return None
+
+
+def check_tables(df: DataFrame) -> None:
+    """Check that a DataFrame reads no table with a log as plain Parquet, except valid files of a Delta table.
+
+    Raises:
+        DataError: if it reads other files of a table; the message names the table, and how to read it.
+    """
+    try:
+        found = [table for urls in plain_parquet_reads(df) if urls for table in _tables_of(urls)]
+    except Exception:  # any error of Spark or of a filesystem that is not ours
+        return
+    for table, name, files in found:
+        url = table.name_of(table.path)
+        why = ""
+        if name == DELTA_LOG:
+            removed = sorted(files.difference(files_of_delta(table, url)))
+            if not removed:
+                continue
+            why = (
+                f"{len(removed)} of the {count_of(len(files), 'file')} that the DataFrame reads are not of its newest "
+                f"version, such as {removed[0]}; fit_on_parquet({url!r}) reads that version."
+            )
+        refuse_tables(table.filesystem, table.path, url, why=why)
+
+
+def _tables_of(urls: list[str]) -> Iterator[tuple[Location, str, set[str]]]:
+    """Yield the location of each table to which files belong, the name of its log, and the files' paths inside it."""
+    location, paths, _ = _locate(urls)
+    files = [f"{location.path}/{path}" for path in paths]
+    for log in find_logs(location.filesystem, _folders_of(files)):
+        folder, _, name = log.rpartition("/")
+        inside = {path[len(folder) + 1 :] for path in files if path.startswith(f"{folder}/")}
+        yield replace(location, path=folder), name, inside
 
 
 def table_of(df: DataFrame) -> str | None:
@@ -95,19 +134,29 @@ def state_below(url: str) -> str | None:
 
 
 def _describe(urls: list[str]) -> InputFiles:
-    plain = sorted(unquote(url) for url in urls)  # Spark quotes what a URL may not hold
-    folder = os.path.commonprefix(plain).rpartition("/")[0]  # noqa: RUF071 - cut at a slash right away
-    paths = tuple(url[len(folder) + 1 :] for url in plain)
-    location = open_location(folder)
-    location.filesystem.invalidate_cache()
+    location, paths, folder = _locate(urls)
+    files = [f"{location.path}/{path}" for path in paths]
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
-        states = list(pool.map(lambda path: _state(location, f"{location.path}/{path}"), paths))
-    folders = {_without_partitions(os.path.dirname(f"{location.path}/{path}")) for path in paths}
-    logs = find_logs(location.filesystem, folders, [DELTA_LOG])
+        states = list(pool.map(lambda path: _state(location, path), files))
+    logs = find_logs(location.filesystem, _folders_of(files), [DELTA_LOG])
     for log in logs:
         states += sorted((_state(location, str(path)) for path in location.filesystem.find(log)), key=str)
     identity = None if None in states else "\n".join(map(str, states))
     return InputFiles(folder=folder, paths=paths, is_delta=bool(logs), identity=identity)
+
+
+def _locate(urls: list[str]) -> tuple[Location, tuple[str, ...], str]:
+    """Return the location of the folder that holds all files, their paths inside it, sorted, and its URL."""
+    plain = sorted(unquote(url) for url in urls)  # Spark quotes what a URL may not hold
+    folder = os.path.commonprefix(plain).rpartition("/")[0]  # noqa: RUF071 - cut at a slash right away
+    location = open_location(folder)
+    location.filesystem.invalidate_cache()
+    return location, tuple(url[len(folder) + 1 :] for url in plain), folder
+
+
+def _folders_of(files: Iterable[str]) -> set[str]:
+    """Return the folders that may have a log, without the folders of partitions in which the files lie."""
+    return {_without_partitions(os.path.dirname(path)) for path in files}
 
 
 def _state(location: Location, path: str) -> str | None:

@@ -29,6 +29,7 @@ from sparkdl.data.spark.columns import (
     with_bytes,
 )
 from sparkdl.data.spark.in_place import open_in_place
+from sparkdl.data.spark.input_files import check_tables
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import shared_key
 from sparkdl.data.spark.validate import check_census, common_length, no_rows_error
@@ -254,6 +255,7 @@ def obtain_dataset(
         raise DataError(f"vector_dtype must be 'float32' or 'float64', got {vector_dtype!r}.")
     check_counts(least=1, row_group_bytes=row_group_bytes)
     with jobs_of(taker, unless_named=True):
+        check_tables(df)
         dataset = open_in_place(df, fields, allow_ragged=allow_ragged, nullable=nullable)
         if dataset is not None:
             return Obtained(dataset, use_if_removable(dataset.url), is_written=False)

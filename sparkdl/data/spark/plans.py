@@ -101,6 +101,24 @@ def is_parquet_read(df: DataFrame) -> bool:
     )
 
 
+def plain_parquet_reads(df: DataFrame) -> Iterator[list[str]]:
+    """Yield the URLs of the files of each read of Parquet for which Spark lists the files itself, also below a cache.
+
+    Spark Connect does not say which files are whose: there, a plan that only has such reads counts as one read. In
+    other plans, and of what is cached, only the paths are known that the client names.
+    """
+    if is_connect(df.sparkSession):
+        yield from _plain_parquet_reads_of_connect(df)
+        return
+    plan: Any = cast("Any", df)._jdf.queryExecution().analyzed()
+    for part in (plan, *_members(plan.subqueriesAll())):
+        for leaf in _members(part.collectLeaves()):
+            if _is_file_read(leaf) and leaf.relation().toString() == "parquet":
+                yield list(leaf.relation().location().inputFiles())
+            elif _name(leaf) == "DataSourceV2Relation" and _name(leaf.table()) == "ParquetTable":
+                yield list(leaf.table().fileIndex().inputFiles())
+
+
 def _members(sequence: Any) -> Iterator[Any]:
     """Yield the members of a Scala sequence."""
     for index in range(sequence.size()):
@@ -276,3 +294,33 @@ def _is_parquet_read_of_connect(df: DataFrame) -> bool:
                 return False
         relation = relation.project.input
     return bool(relation.read.data_source.format.lower() == "parquet" and relation.read.data_source.paths)
+
+
+_INDEX = re.compile(r"Location: (\w+)")
+_OWN_INDEXES = frozenset({"InMemoryFileIndex", "CatalogFileIndex"})
+
+
+def _plain_parquet_reads_of_connect(df: DataFrame) -> Iterator[list[str]]:
+    text = _explanation(df)
+    if _has_own_indexes(text):
+        yield df.inputFiles()
+        if "InMemoryRelation" not in text:  # what is cached has no files
+            return
+    spark: Any = df.sparkSession
+    for message in _messages(cast("Any", df)._plan.to_proto(spark.client).root):
+        if _kind(message) == "Read.DataSource" and message.format.lower() == "parquet":
+            for path in message.paths:
+                # With an option of its own, so that Spark does not find the read in its cache.
+                read = spark.read.option("sparkdl.reads", "files").parquet(path)
+                if _has_own_indexes(_explanation(read)):
+                    yield read.inputFiles()
+
+
+def _explanation(df: DataFrame) -> str:
+    return str(cast("Any", df)._explain_string(extended=True))
+
+
+def _has_own_indexes(explanation: str) -> bool:
+    """Whether all files of a plan are listed by Spark, and none by the log of a table."""
+    indexes = set(_INDEX.findall(explanation))
+    return bool(indexes) and indexes <= _OWN_INDEXES

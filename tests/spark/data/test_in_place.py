@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
+from pyspark.sql import functions as F
 
 from sparkdl.data import ParquetFeed, Store, materialize
 from sparkdl.data.dataset.footers import urls_for_spark
-from sparkdl.data.spark.in_place import open_in_place
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError
 
@@ -140,22 +140,6 @@ def test_images_of_hugging_faces_files_are_their_bytes_in_place_and_copied(
 
 
 @pytest.mark.any_spark_will_do
-def test_delta_table_is_copied_because_its_log_determines_the_valid_rows(
-    spark: SparkSession, folder: Path, tmp_path: Path, store: Store
-) -> None:
-    spark.read.parquet(str(folder)).write.parquet(str(tmp_path / "table"))
-    (tmp_path / "table" / "_delta_log").mkdir()
-    log = tmp_path / "table" / "_delta_log" / "00000000000000000000.json"
-    log.write_text("{}")
-    df = spark.read.parquet(str(tmp_path / "table"))
-    first = materialize(df, ["x"], store)
-    assert first.url.startswith(store.url)
-    assert materialize(df, ["x"], store) == first
-    log.with_name("00000000000000000001.json").write_text("{}")
-    assert materialize(df, ["x"], store) != first
-
-
-@pytest.mark.any_spark_will_do
 def test_in_place_read_accepts_empty_arrays_and_refuses_null_elements(
     spark: SparkSession, tmp_path: Path, store: Store
 ) -> None:
@@ -181,17 +165,85 @@ def test_in_place_read_accepts_empty_arrays_and_refuses_null_elements(
             materialize(spark.read.parquet(f"{tmp_path}/nulls"), [name], store)
 
 
-def test_files_of_a_delta_table_are_read_in_place_if_they_are_its_newest_version(spark, tmp_path, caplog):
+@pytest.fixture
+def delta(tmp_path: Path) -> str:
+    """The folder of a Delta table, with a file that its newest version has removed."""
+    folder = str(tmp_path / "a table")
+    write_deltalake(folder, pa.table({"x": [1.0, 2.0], "y": [1, 2]}))
+    write_deltalake(folder, pa.table({"x": [3.0], "y": [3]}), mode="overwrite")
+    return folder
+
+
+REMOVED = (
+    r"is a Delta table.* 1 of the 2 files .* not of its newest version, such as .*parquet; fit_on_parquet"
+)
+
+
+@pytest.mark.slow_on("cluster")
+def test_no_plan_gives_the_rows_that_a_delta_table_has_removed(
+    spark: SparkSession, delta: str, store: Store
+) -> None:
+    df = spark.read.parquet(delta)
+    cached = df.select("x").cache()
+    cached.count()
+    spark.sql(f"create or replace temporary view removed_rows as select x from parquet.`{delta}`")
+    for case in (
+        df,
+        df.where("x > 0"),
+        df.selectExpr("cast(x as float) as x"),
+        df.union(df),
+        df.join(spark.range(1, 9), df.y == F.col("id")),
+        cached,
+        spark.sql(f"select x + 1 as x from parquet.`{delta}`"),
+        spark.table("removed_rows"),
+        spark.read.parquet(f"{delta}/*.parquet"),
+    ):
+        with pytest.raises(DataError, match=REMOVED):
+            materialize(case, ["x"], store)
+    cached.unpersist()
+    newest = spark.read.parquet(*urls_for_spark(delta))
+    assert not materialize(newest, ["x"], store).url.startswith(store.url)
+    for case in (newest, newest.where("x > 0")):
+        assert materialize(case, ["x"], store).num_rows == 1
+
+
+@pytest.mark.any_spark_will_do
+def test_no_other_reader_of_parquet_gives_the_rows_that_a_table_has_removed(
+    spark: SparkSession, delta: str, tmp_path: Path, store: Store
+) -> None:
+    spark.sql(f"create table rows_of_delta using parquet location '{delta}'")
+    readers = spark.conf.get("spark.sql.sources.useV1SourceList")
+    try:
+        rows = spark.range(3).selectExpr("cast(id as double) as z")
+        joined = rows.where(f"z in (select x from parquet.`{delta}`)").selectExpr("z as x")
+        for case in (spark.table("rows_of_delta"), joined):
+            with pytest.raises(DataError, match=REMOVED):
+                materialize(case, ["x"], store)
+        spark.conf.set("spark.sql.sources.useV1SourceList", "")
+        with pytest.raises(DataError, match=REMOVED):
+            materialize(spark.read.parquet(delta), ["x"], store)
+    finally:
+        spark.conf.set("spark.sql.sources.useV1SourceList", readers)
+        spark.sql("drop table rows_of_delta")
+    iceberg = tmp_path / "iceberg"
+    spark.range(3).write.parquet(str(iceberg / "data"))
+    (iceberg / "metadata").mkdir()
+    (iceberg / "metadata" / "v1.metadata.json").write_text("{}")
+    with pytest.raises(DataError, match="is an Iceberg table"):
+        materialize(spark.read.parquet(str(iceberg / "data")).where("id > 0"), ["id"], store)
+
+
+@pytest.mark.any_spark_will_do
+def test_a_dataframe_keeps_to_the_files_of_a_delta_table_while_they_are_valid(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
     folder = str(tmp_path / "table")
-    write_deltalake(folder, pa.table({"a": [1.0, 2.0]}))
-    fields = spark.read.parquet(folder).schema.fields
-    found = open_in_place(spark.read.parquet(folder), fields, allow_ragged=False)
-    assert found is not None
-    assert found.num_rows == 2
-    assert not caplog.records
-    write_deltalake(folder, pa.table({"a": [3.0]}), mode="overwrite")
-    assert open_in_place(spark.read.parquet(folder), fields, allow_ragged=False) is None
-    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "is a Delta table, and the DataFrame reads its files as plain Parquet" in warning
-    newest = spark.read.parquet(*urls_for_spark(folder))
-    assert open_in_place(newest, fields, allow_ragged=False).num_rows == 1
+    write_deltalake(folder, pa.table({"x": [1.0, 2.0], "day": [1, 2]}), partition_by=["day"])
+    df = spark.read.parquet(folder)
+    assert materialize(df, ["x", "day"], store).num_rows == 2
+    write_deltalake(folder, pa.table({"x": [3.0], "day": [3]}), mode="append")
+    assert materialize(df, ["x"], store).num_rows == 2
+    assert materialize(spark.read.parquet(folder), ["x"], store).num_rows == 3
+    write_deltalake(folder, pa.table({"x": [4.0], "day": [4]}), mode="overwrite")
+    with pytest.raises(DataError, match="2 of the 2 files"):
+        materialize(df, ["x"], store)

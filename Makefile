@@ -149,6 +149,7 @@ release: wheel
 		"$$(echo dist/*.whl)[train,mlflow]" scikit-learn
 	@cd build/release && env -u PYTHONPATH environment/bin/sparkdl demo
 	@ls dist/*
+	@! grep -n HOST/REPOSITORY README.md docs/index.md || echo "Not to be uploaded yet: see CONTRIBUTING.md, Release."
 
 # The documentation as a site, with the reference that is made from the code; a broken link is an error.
 docs: setup

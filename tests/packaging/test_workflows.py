@@ -73,3 +73,9 @@ def test_commands_of_the_workflows_are_targets_of_the_makefile() -> None:
         for line in re.findall(r"run: make (.*)", path.read_text()):
             words = [word for word in line.split() if "=" not in word and not word.startswith("-")]
             assert set(words) <= targets, path.name
+
+
+def test_address_of_the_project_is_in_all_places_or_in_none() -> None:
+    is_missing = {"HOST/REPOSITORY" in (ROOT / name).read_text() for name in ("README.md", "docs/index.md")}
+    has_urls = "[project.urls]" in (ROOT / "pyproject.toml").read_text()
+    assert is_missing == {not has_urls}

@@ -7,14 +7,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.collective.current import provided
+from sparkdl.lazy import attributes
 
 if TYPE_CHECKING:
     from sparkdl.horovod.runner import run
 
 __all__ = ["log_to_driver", "run"]
+
+__getattr__, __dir__ = attributes(__name__, {"run": "sparkdl.horovod.runner"})  # ranks do not start ranks
 
 _MAX_CHARS = 4000
 
@@ -26,12 +29,3 @@ def log_to_driver(message: str) -> None:
         message: message to print; it is cut off after 4000 characters.
     """
     provided.driver_log(str(message)[:_MAX_CHARS])
-
-
-def __getattr__(name: str) -> Any:
-    # Loaded on first use: ranks do not start ranks.
-    if name == "run":
-        from sparkdl.horovod.runner import run
-
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -254,7 +254,7 @@ def evaluate(
     if len(labels) != len(outputs):
         raise ParamError(
             f"Param labelCol names {len(labels)} columns, and the model has {len(outputs)} outputs: "
-            f"{', '.join(output.name for output in outputs)}."
+            f"{list_names(output.name for output in outputs)}."
         )
     weight = model._weight_column()
     check_case(dataset, [*labels, *([weight] if weight else [])])

@@ -18,7 +18,7 @@ from torch import nn
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.spark.columns import check_frame, check_types, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
-from sparkdl.errors import ParamError, ParamTypeError
+from sparkdl.errors import ParamError, ParamTypeError, list_names
 from sparkdl.estimators.fit.inputs import (
     check_columns,
     first_rows,
@@ -144,7 +144,7 @@ def describe_module(
     inputs, tried, _, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))
     if set(tried) != set(kinds):
         raise ParamError(
-            f"outputs names {', '.join(kinds)}, and the module does not return a tensor for each of them, as a tuple "
+            f"outputs names {list_names(kinds)}, and the module does not return a tensor for each of them, as a tuple "
             "in this order or as a dict with these names."
         )
     classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, list(kinds))

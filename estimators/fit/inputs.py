@@ -494,7 +494,7 @@ def _metrics(
             why = (
                 "trainStep computes the loss"
                 if params.getTrainStep() is not None
-                else f"the model has the label columns {', '.join(params._label_names())}"
+                else f"the model has the label columns {list_names(params._label_names())}"
             )
             raise ParamError(
                 f"Param metrics has the name {metric!r}, and {why}. Give functions of (outputs, labels) in place of "

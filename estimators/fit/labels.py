@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparkdl import data
 from sparkdl.data import ParquetDataset
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.losses import (
     LossFunction,
@@ -201,7 +201,7 @@ def make_heads(params: _TorchEstimatorParams, dataset: ParquetDataset, loss: Any
     for what, values in (("loss", losses), ("lossWeights", weights)):
         if len(values) != len(names):
             raise ParamError(
-                f"Param {what} has {len(values)} entries, and labelCol {len(names)}: {', '.join(names)}. Give one for "
+                f"Param {what} has {len(values)} entries, and labelCol {len(names)}: {list_names(names)}. Give one for "
                 "each."
             )
     modules = [as_module(loss) for loss in losses]

@@ -20,7 +20,7 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, list_names
 from sparkdl.estimators.params.base import OneOf, ParamsT, check_callable, to_numbers
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, between, optional, param
 from sparkdl.estimators.scoring.columns import PREDICTION_TYPES, ScoredColumn
@@ -303,7 +303,7 @@ def labels_by_column(value: Sequence[Any] | None, names: Sequence[str]) -> dict[
     if len(lists) != len(names):
         raise ParamError(
             f"Param labels has the labels of {len(lists)} columns, and labelCol names {len(names)}: "
-            f"{', '.join(names)}. Give a list for each, or None."
+            f"{list_names(names)}. Give a list for each, or None."
         )
     return {name: labels for name, labels in zip(names, lists, strict=True) if labels is not None}
 

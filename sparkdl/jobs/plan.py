@@ -19,7 +19,7 @@ from sparkdl.data.files.threads import READ_AHEAD_BYTES
 from sparkdl.data.spark.columns import check_types, is_vector, quote
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.data.spark.rows_key import lasting_key
-from sparkdl.errors import DataError, JobFileError, count_of
+from sparkdl.errors import DataError, JobFileError, count_of, list_names
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.estimators.params.training import num_readers
 from sparkdl.host_memory import available_bytes, in_bytes
@@ -288,7 +288,7 @@ def plan_text(job: TrainingJob, plan: JobPlan, columns: list[str], state: str, *
             f"{' '.join(filter(None, (f'{about}{plan.rows.num_rows:,}', what)))} of {job.data}; {_training(plan)}",
         ),
         *([] if job.test is None else [("test", f"rows of {job.test}, after the training")]),
-        ("columns", f"{', '.join(columns)}: {about}{in_bytes(plan.rows_bytes)} when decoded"),
+        ("columns", f"{list_names(columns)}: {about}{in_bytes(plan.rows_bytes)} when decoded"),
         ("ranks", _ranks(plan)),
         ("shards", f"{about}{' or '.join(f'{size:,}' for size in shards)} rows per rank and epoch"),
         ("steps", _steps(plan)),

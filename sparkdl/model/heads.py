@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.model.inputs import find_dtype, to_tensor
 from sparkdl.model.losses import LossFunction
 
@@ -180,7 +180,7 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
             )
         wanted = "a tensor with one entry per row"
         if len(names) > 1:
-            wanted = f"a tensor for each of {', '.join(names)}, as a tuple in this order or as a dict with these names"
+            wanted = f"a tensor for each of {list_names(names)}, as a tuple in this order or as a dict with these names"
         raise ParamError(f"Param model must return {wanted}; it returned {_describe(outputs)}.{hint}")
     return by_name
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.heads import Head, outputs_of_rows
 from sparkdl.model.inputs import Arrays, ModelInputs, find_dtype
@@ -131,12 +131,12 @@ def layers_over_rows(model: nn.Module) -> str:
     sentences = ""
     if normalizing:
         sentences += (
-            f"Layers {', '.join(normalizing)} normalize by the rows of the batch in eval() mode, too: give them "
+            f"Layers {list_names(normalizing)} normalize by the rows of the batch in eval() mode, too: give them "
             "track_running_stats=True, and let eval() reach them, or use LayerNorm or GroupNorm. "
         )
     if quantized:
         sentences += (
-            f"Layers {', '.join(quantized)} are quantized by the range of the whole batch: train the model without "
+            f"Layers {list_names(quantized)} are quantized by the range of the whole batch: train the model without "
             "dynamic quantization. "
         )
     return sentences

@@ -100,7 +100,7 @@ class PyfuncModel:
         output_name = settings["output"] or self._output
         all_names = [name for pair in names for name in pair if name is not None]
         if output_name and output_name not in all_names:
-            raise ParamError(f"The param output is {output_name!r}. Give one of: {', '.join(all_names)}.")
+            raise ParamError(f"The param output is {output_name!r}. Give one of: {list_names(all_names)}.")
         if isinstance(model_input, np.ndarray):
             return self._predict_array(model_input, predictor, bool(allow_nan), output_name)
         frame = model_input if isinstance(model_input, pd.DataFrame) else pd.DataFrame(model_input)

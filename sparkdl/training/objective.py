@@ -276,12 +276,12 @@ class Objective:
         ):
             changed = augment(dict(arrays))
         if not isinstance(changed, Mapping) or changed.keys() != arrays.keys():
-            returned = (
-                ", ".join(map(str, changed)) if isinstance(changed, Mapping) else type(changed).__name__
-            )
+            fault = f"it returned {type(changed).__name__}"
+            if isinstance(changed, Mapping):
+                names = [name for name in (*arrays, *changed) if (name in arrays) != (name in changed)]
+                fault = f"what it returned differs in {list_names(map(str, names))}"
             raise ParamError(
-                f"Param augment must return a dict of the arrays that it is given: {', '.join(arrays)}; it returned "
-                f"{returned}."
+                f"Param augment must return a dict of the arrays that it is given: {list_names(arrays)}; {fault}."
             )
         for name, values in changed.items():
             if len(values) != num_rows:

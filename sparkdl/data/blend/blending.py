@@ -19,7 +19,7 @@ from sparkdl.data.blend.mixture import Mixture
 from sparkdl.data.blend.row_stream import Feed, RowStream
 from sparkdl.data.feed.feed import ParquetFeed, not_indexable_error
 from sparkdl.data.feed.planned_feed import Batch, num_rows
-from sparkdl.errors import DataError, ParamError, SparkdlError
+from sparkdl.errors import DataError, ParamError, SparkdlError, list_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,16 +239,19 @@ class BlendedFeed(Closing):
                         name: np.empty((len(chosen), *rows.shape[1:]), rows.dtype)
                         for name, rows in part.items()
                     }
-                elif _kinds(part) != kinds:
+                elif (others := _kinds(part)) != kinds:
                     one, other = (
-                        ", ".join(
-                            f"{name}: {dtype}{list(shape) or ''}" for name, (dtype, shape) in columns.items()
+                        list_names(
+                            f"{name}: {dtype}{list(shape) or ''}"
+                            for name, (dtype, shape) in columns.items()
+                            if compared.get(name) != (dtype, shape)
                         )
-                        for columns in (kinds, _kinds(part))
+                        for columns, compared in ((kinds, others), (others, kinds))
                     )
                     raise DataError(
-                        f"Rows of the feeds {first.name!r} and {stream.name!r} cannot lie in one batch: one has {one}, "
-                        f"the other {other}. Read equal columns, or leave batch_size out for batches of one feed each."
+                        f"Rows of the feeds {first.name!r} and {stream.name!r} cannot lie in one batch: one has "
+                        f"{one or 'fewer columns'}, the other {other or 'fewer columns'}. Read equal columns, or leave "
+                        "batch_size out for batches of one feed each."
                     )
                 stop = start + num_rows(part)
                 for name, rows in part.items():

@@ -20,6 +20,7 @@ from sparkdl.errors import (
     FileChangedError,
     FileVanishedError,
     StoreAccessError,
+    list_names,
 )
 from sparkdl.foreign_errors import describe_reading_failure, one_line
 
@@ -122,7 +123,9 @@ class RowGroupFile:
             if name not in existing:
                 if name in self.folder_values:
                     continue
-                raise FileChangedError(f"column {name!r} is no longer there; there are {', '.join(existing)}")
+                raise FileChangedError(
+                    f"column {name!r} is no longer there; there are {list_names(existing)}"
+                )
             try:
                 self.read([name])
             except Exception as error:

@@ -18,7 +18,7 @@ from sparkdl.data.dataset.dataset import Preparation
 from sparkdl.data.dataset.row_choice import RowFilter
 from sparkdl.data.petastorm.containment import install
 from sparkdl.data.petastorm.fields import columns_of, schema_of
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, list_names
 from sparkdl.foreign_errors import errors_as
 
 install()
@@ -83,7 +83,7 @@ def call_function(function: Any, argument: Any) -> Any:
 def missing_result_error(name: str, returned: Sequence[Any]) -> DataError:
     """Return the error for a column that is missing from the result of the function."""
     return DataError(
-        f"the function of the TransformSpec returned no column {name!r}, only {', '.join(map(str, returned))}; list "
+        f"the function of the TransformSpec returned no column {name!r}, only {list_names(map(str, returned))}; list "
         "the columns that it removes in removed_fields"
     )
 

@@ -15,6 +15,7 @@ from sparkdl.data import Column
 from sparkdl.errors import ParamError
 from sparkdl.estimators.fit.probe import ProbeResult, probe
 from sparkdl.model.heads import Head, LabelColumn
+from sparkdl.model.independent_rows import layers_over_rows
 from sparkdl.model.inputs import ModelInputs
 
 
@@ -135,6 +136,11 @@ def test_a_batch_norm_without_running_statistics_is_named(positions):
 
     with pytest.raises(ParamError, match=r"'norm' \(BatchNorm1d\).*track_running_stats=True"):
         probe_pair(Normalized())
+
+
+def test_ten_of_the_layers_that_normalize_by_the_batch_are_named():
+    layers = nn.Sequential(*(nn.BatchNorm1d(2, track_running_stats=False) for _ in range(13)))
+    assert "'9' (BatchNorm1d) and 3 more normalize" in layers_over_rows(layers)
 
 
 def test_layers_that_normalize_each_row_are_accepted():

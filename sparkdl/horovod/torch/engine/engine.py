@@ -13,6 +13,7 @@ from typing import Any
 
 from sparkdl.collective import Communicator
 from sparkdl.collective.operation_queue import refuse_signal_handler
+from sparkdl.errors import list_names
 from sparkdl.horovod.torch.engine.agreement import Agreement, Outstanding
 from sparkdl.horovod.torch.engine.request import Description, Request
 from sparkdl.horovod.torch.names import HorovodInternalError
@@ -127,7 +128,7 @@ class Engine:
             is_free = self._completed.wait_for(lambda: self._driver is None, _GRACE_S)
         if not is_free:
             self.communicator.abort(
-                f"rank {self.communicator.rank} shut Horovod down while it had {', '.join(names)}"
+                f"rank {self.communicator.rank} shut Horovod down while it had {list_names(names)}"
             )
         with self._completed:
             self._completed.wait_for(lambda: self._driver is None)

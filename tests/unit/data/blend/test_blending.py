@@ -209,7 +209,8 @@ def test_feeds_with_different_columns_cannot_share_a_batch() -> None:
 
     blend = BlendedFeed({"a": NumberedFeed(5, 2), "b": Narrow(5, 2)}, {"a": 1, "b": 1}, batch_size=4)
     with pytest.raises(
-        DataError, match=r"'a' and 'b' cannot .*vector: float64\[2\], .*vector: float64\. Read"
+        DataError,
+        match=r"'a' and 'b' cannot .* one has vector: float64\[2\], the other vector: float64\. Read",
     ):
         next(iter(blend))
 

@@ -182,6 +182,10 @@ def test_columns_that_do_not_fit_are_refused(dataset, changes, message):
             "augment must return a dict .*: dense, number; it returned NoneType",
         ),
         (
+            {"augment": lambda batch: {**{f"mask{n}": 0 for n in range(12)}, "dense": batch["dense"]}},
+            r"augment must return a dict .*: dense, number; what it returned differs in number, mask0, .* and 3 more",
+        ),
+        (
             {"featuresCol": "code", "labelCol": "code", "model": nn.Linear(1, 3)},
             "'code' is a feature and a label",
         ),

@@ -104,7 +104,10 @@ class StoreAccessError(DataError, StoreError):
 
 
 class SerializationError(SparkdlError, TypeError):
-    """Something that has to travel to the ranks cannot be pickled; the message names it."""
+    """Something that has to travel to the ranks, or be saved or exported, cannot; the message names it and says why.
+
+    Make it where it is used, such as in the function that the ranks run, or define its class in a module.
+    """
 
 
 class LaunchError(SparkdlError, RuntimeError):
@@ -121,12 +124,14 @@ class SlotsMissingError(LaunchError):
 class LaunchCancelledError(LaunchError):
     """A Spark job of a fit or run was cancelled: by a notebook's Cancel, Spark's UI, a job group or a tag.
 
-    Ranks were ended, and rows that were being written were removed.
+    Ranks were ended, and rows that were being written were removed. Run it again; a checkpointDir continues a fit.
     """
 
 
 class RankError(SparkdlError, RuntimeError):
     """A rank failed and all ranks were ended.
+
+    Read that rank's traceback; ``__cause__`` is its exception. Mend what raised it, and run again.
 
     Attributes:
         rank: number of the rank that failed first.
@@ -149,6 +154,7 @@ class StandInError(SparkdlError):
     """Stands for an exception of a rank that cannot be unpickled on the driver; the message has its type and text.
 
     Its class is not importable there, or holds what cannot be pickled. The traceback of the rank is in ``RankError``.
+    To get the exception itself, define its class in a module that the driver can import, and let it be pickled.
     """
 
 
@@ -161,7 +167,10 @@ class ProcessesLostError(SparkdlError):
 
 
 class RankDiedError(ProcessesLostError, RankError):
-    """A rank's process was killed, or went with its executor or its host; the message names rank and host."""
+    """A rank's process was killed, or went with its executor or its host; the message names rank and host.
+
+    Look at that host's log for what ended it, such as a lack of memory.
+    """
 
 
 class LinkLostError(ProcessesLostError, RankError):
@@ -211,8 +220,8 @@ class ExecutorsLostError(ProcessesLostError, LaunchError):
 class SparkJobError(SparkdlError, RuntimeError):
     """A Spark job that reads, counts or writes rows failed; the message says which one, and what Spark said of it.
 
-    Spark's own exception is the cause. Spark's classes for a query that cannot work, such as
-    ``AnalysisException`` and ``PythonException``, are raised as they are.
+    Spark's own exception is the cause: mend what it names, and run again. Spark's classes for a query that cannot work,
+    such as ``AnalysisException`` and ``PythonException``, are raised as they are.
     """
 
 
@@ -223,7 +232,8 @@ class ClusterLostError(ProcessesLostError, LaunchError):
 class TrainingError(SparkdlError, ArithmeticError):
     """Training cannot continue: the loss is not finite, or code of the user's raised, which is then ``__cause__``.
 
-    The message names rank, epoch and step.
+    The message names rank, epoch and step. For a loss that is not finite, lower the learning rate, set ``maxGradNorm``
+    or look at the rows of that step; otherwise mend the code that raised.
     """
 
 
@@ -236,7 +246,10 @@ class ReplicasDifferError(TrainingError):
 
 
 class SavedModelError(SparkdlError, ValueError):
-    """A saved model cannot be read: files are missing, damaged, or written by a newer version."""
+    """A saved model cannot be read: files are missing, damaged, or written by a newer version.
+
+    Copy or save it again, or install a newer sparkdl.
+    """
 
 
 class CheckpointError(SparkdlError, ValueError):
@@ -255,7 +268,11 @@ class TransportUnavailableError(SparkdlError, ImportError):
 
 
 class AuthenticationError(SparkdlError, ConnectionError):
-    """A peer could not prove that it knows the job's secret. Nothing that it sent was used."""
+    """A peer could not prove that it knows the job's secret. Nothing that it sent was used.
+
+    Another program answered at that address, or the ranks have secrets or versions of sparkdl that differ. Give all
+    ranks those of one job.
+    """
 
 
 class CommunicatorError(SparkdlError, RuntimeError):
@@ -277,7 +294,7 @@ class CommunicatorTimeoutError(CommunicatorError, TimeoutError):
 
 
 class CommunicatorAbortedError(CommunicatorError):
-    """Some rank aborted the communicator; the message holds its reason."""
+    """Some rank aborted the communicator; the message holds its reason. Mend that reason on the rank that it names."""
 
 
 class WorldLeftError(CommunicatorError):
@@ -288,7 +305,10 @@ class WorldLeftError(CommunicatorError):
 
 
 class RankLostError(CommunicatorError, ConnectionError):
-    """A peer of the communicator died or cannot be reached any more; the message names the rank."""
+    """A peer of the communicator died or cannot be reached any more; the message names the rank.
+
+    Find out from that rank's log why it ended. Then open a communicator of new ranks.
+    """
 
 
 def did_you_mean(

@@ -32,7 +32,7 @@ from sparkdl.jobs.yaml_tree import write_tree
 from sparkdl.spark.failures import cluster_lost_error, mentions_stopped_context
 from sparkdl.spark.jobs import jobs_of, purpose_of_jobs
 from sparkdl.spark.session import is_connect, is_context_stopped
-from sparkdl.tracking import log_with_fits, use_tracking_uri, without_credentials
+from sparkdl.tracking import add_to_run, log_with_fits, use_tracking_uri, without_credentials
 from sparkdl.training.checkpoint.fit_manifest import fit_folder
 
 if TYPE_CHECKING:
@@ -290,11 +290,13 @@ def _show(metrics: Mapping[str, float]) -> str:
 def _test(model: Any, rows: DataFrame) -> dict[str, float]:
     """Return the metrics of a model for test rows, with several label columns under ``label.name``."""
     if hasattr(model, "perplexity"):
-        return {"perplexity": model.perplexity(rows)}
+        metrics = {"perplexity": model.perplexity(rows)}
+        if model.summary.run_id is not None:  # evaluate does so for other models
+            add_to_run(model.summary.run_id, {f"test_{name}": value for name, value in metrics.items()}, {})
+        return metrics
     evaluated = model.evaluate(rows)
     if not isinstance(evaluated, dict):
-        metrics: dict[str, float] = evaluated.metrics
-        return metrics
+        return dict(evaluated.metrics)
     return {
         f"{label}.{name}": value
         for label, evaluation in evaluated.items()

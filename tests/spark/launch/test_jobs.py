@@ -184,6 +184,8 @@ def test_job_is_run_on_a_table_as_on_a_query(spark, frame, tmp_path):
 LANGUAGE_JOB = """\
 data:
   sql: SELECT concat('the row ', id, ' is about ', digit) AS text, 'all' AS corpus FROM rows_of_jobs
+  test:
+    sql: SELECT concat('the row ', id) AS text FROM rows_of_jobs WHERE id < 9
 model: LanguageModel
 params:
   featuresCol: text
@@ -197,16 +199,21 @@ params:
   parallelism: {{shard: 2}}
   store: {folder}/store
   showProgress: false
-tracking: off
+tracking: {{mode: on, uri: '{uri}'}}
 output: {folder}/out
 """
 
 
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
-def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, frame, tmp_path):
+def test_a_job_of_a_language_model_is_planned_done_and_tested_with_packed_rows(
+    spark, frame, tracked, tmp_path
+):
+    import mlflow
+
     frame.createOrReplaceTempView("rows_of_jobs")
-    (tmp_path / "job.yaml").write_text(LANGUAGE_JOB.format(folder=tmp_path))
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    (tmp_path / "job.yaml").write_text(LANGUAGE_JOB.format(folder=tmp_path, uri=uri))
     job, said = read_job(tmp_path / "job.yaml"), []
     run_job(job, lambda _: nullcontext(spark), say=said.append, is_dry_run=True)
     lines = dict(line.split(maxsplit=1) for line in said.pop().splitlines())
@@ -220,6 +227,8 @@ def test_a_job_of_a_language_model_is_planned_and_done_with_packed_rows(spark, f
     assert 0.6 * result["history"][0]["rows"] < int(num_rows) <= result["history"][0]["rows"]
     model = LanguageModelModel.load(str(tmp_path / "out" / "model"))
     assert isinstance(model.generate("the row"), str)
+    logged = mlflow.MlflowClient(uri).get_run(result["run_id"]).data.metrics
+    assert logged["test_perplexity"] == pytest.approx(result["test"]["perplexity"])
     with pytest.raises(DataError, match="Param corpusCol is 'corpos'"):
         changed = read_job(tmp_path / "job.yaml", [read_override("corpusCol=corpos")])
         run_job(changed, lambda _: nullcontext(spark), say=said.append, is_dry_run=True)

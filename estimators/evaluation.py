@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
 from sparkdl.data.spark.columns import check_case, check_frame, quote
 from sparkdl.data.spark.reading import reading_job
-from sparkdl.errors import DataError, ParamError, list_names
+from sparkdl.errors import DataError, ParamError, count_of, list_names
 from sparkdl.estimators.scoring.columns import value_type
 from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.decisions import has_scores
@@ -173,7 +173,7 @@ class ClassificationEvaluation(ModelEvaluation):
 
     def __str__(self) -> str:
         """Return a text with the metrics, and with precision, recall and F1 of up to 20 labels."""
-        head = f"{self.numInstances:,} rows, {len(self.labels)} classes"
+        head = f"{count_of(self.numInstances, 'row')}, {len(self.labels)} classes"
         head += f"; {self.numLeftOut:,} rows without label or prediction" if self.numLeftOut else ""
         width = max(5, *(len(str(label)) for label in self.labels[:20]))
         is_weighted = self.confusion.dtype != np.int64
@@ -253,8 +253,8 @@ def evaluate(
     outputs, labels = model.saved.signature.outputs, model.getLabelCols()
     if len(labels) != len(outputs):
         raise ParamError(
-            f"Param labelCol names {len(labels)} columns, and the model has {len(outputs)} outputs: "
-            f"{list_names(output.name for output in outputs)}."
+            f"Param labelCol names {count_of(len(labels), 'column')}, and the model has "
+            f"{count_of(len(outputs), 'output')}: {list_names(output.name for output in outputs)}."
         )
     weight = model._weight_column()
     check_case(dataset, [*labels, *([weight] if weight else [])])

@@ -8,7 +8,7 @@ from importlib import import_module
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, count_of
 from sparkdl.foreign_errors import how_to_install
 from sparkdl.training.history import RankSeconds
 
@@ -187,7 +187,7 @@ class TrainingSummary:
         origin = f"; the model is from epoch {self.model_epoch}" if self.model_epoch else ""
         if self.num_parameters:
             origin += f"; {self.num_trained_parameters:,} of {self.num_parameters:,} parameters trained"
-        return f"{len(self.history)} epochs in {seconds}, {self.rows_per_s:,.0f} rows/s{origin}"
+        return f"{count_of(len(self.history), 'epoch')} in {seconds}, {self.rows_per_s:,.0f} rows/s{origin}"
 
 
 def describe_values(summary: TrainingSummary) -> str:

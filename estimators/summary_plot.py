@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sparkdl.errors import count_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -50,7 +52,7 @@ def plot_history(history: Sequence[EpochRecord], model_epoch: int | None = None)
             panel.axvline(earlier, color="grey", linestyle=":", linewidth=1)
     rows_per_s = sum(record.rows for record in history) / sum(record.seconds for record in history)
     origin = "" if earlier is None else f", model from epoch {earlier} (dotted)"
-    figure.suptitle(f"{len(history)} epochs, {rows_per_s:,.0f} rows/s{origin}")
+    figure.suptitle(f"{count_of(len(history), 'epoch')}, {rows_per_s:,.0f} rows/s{origin}")
     return figure
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparkdl import data
 from sparkdl.data import ParquetDataset
-from sparkdl.errors import DataError, ParamError, list_names
+from sparkdl.errors import DataError, ParamError, count_of, list_names
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.losses import (
     LossFunction,
@@ -95,8 +95,8 @@ def named_classes(
     most = 2 if num_classes is None else num_classes
     if len(labels) != most:
         raise DataError(
-            f"Param labels names {len(labels)} labels of column {name!r}, and the model has {most} classes. "
-            "Give the model an output for each."
+            f"Param labels names {count_of(len(labels), 'label')} of column {name!r}, and the model has {most} "
+            "classes. Give the model an output for each."
         )
     if kind != "numbers":
         return tuple(labels)
@@ -315,7 +315,7 @@ def _with_classes(
             held = "more" if classes is None else f"{len(classes)} different values, fewer"
             is_fewer = column.kind == "string" and classes is not None
             remedy = ", or list all of them in Param labels if the rows may lack some" if is_fewer else ""
-            outputs = "an output for each" if classes is None else f"{len(classes)} outputs"
+            outputs = "an output for each" if classes is None else count_of(len(classes), "output")
             raise DataError(
                 f"Column {column.name!r} holds {held} than the {most} classes of the model. Give the "
                 f"model {outputs}{remedy}."

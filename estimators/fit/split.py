@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparkdl import data
 from sparkdl.data.dataset.row_choice import RowFilter, draw_rows
-from sparkdl.errors import DataError, ParamError, ShardingError
+from sparkdl.errors import DataError, ParamError, ShardingError, count_of
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset
@@ -86,7 +86,8 @@ def split_rows(
     if fraction is not None and not (num_validation and num_training):
         which = "validate on" if num_training else "train on"
         raise ParamError(
-            f"Param validationFraction is {fraction:g}, which leaves none of {dataset.num_rows} rows to {which}. "
+            f"Param validationFraction is {fraction:g}, which leaves none of "
+            f"{count_of(dataset.num_rows, 'row')} to {which}. "
             + ("Raise it, or bring more rows." if num_training else "Lower it.")
         )
     if name is not None and not (num_validation and num_training):
@@ -97,8 +98,8 @@ def split_rows(
     if num_training < params.getNumWorkers():
         beside = f" beside {num_validation} to validate on" if num_validation else ""
         raise ShardingError(
-            f"{num_training} rows{beside} cannot be shared by {params.getNumWorkers()} ranks: each rank needs at "
-            f"least one. Lower numWorkers to {num_training}."
+            f"{count_of(num_training, 'row')}{beside} cannot be shared by {params.getNumWorkers()} ranks: each rank "
+            f"needs at least one. Lower numWorkers to {num_training}."
         )
     return training, validation
 

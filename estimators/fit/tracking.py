@@ -219,7 +219,7 @@ def _description(params: _TorchEstimatorParams, network: nn.Module, dataset: Par
     features = [f"`{name}`" for name in params.getFeaturesCols()]
     return (
         f"**{name}** of sparkdl trains `{type(network).__name__}` with {number:,} parameters on "
-        f"{dataset.num_rows:,} rows, by {count_of(ranks, 'rank')}"
+        f"{count_of(dataset.num_rows, 'row')}, by {count_of(ranks, 'rank')}"
         f"{f', to predict {labels} from {list_names(features)}' if labels else ''}.\n\n"
         "Metrics under `system/` are about the course of the fit: times, rates, communication and load. "
         "`reports/history.json` has all epochs, `reports/communication.txt` what the ranks exchanged."

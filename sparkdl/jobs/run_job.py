@@ -269,7 +269,9 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
     finally:
         checked.output.write(model, result)
     values = describe_values(model.summary)
-    say(f"Done: {len(model.history)} epochs, {values}{tested}. {checked.output.url} has the model.")
+    say(
+        f"Done: {count_of(len(model.history), 'epoch')}, {values}{tested}. {checked.output.url} has the model."
+    )
 
 
 def _test_trained(checked: _Checked, test: DataFrame, say: Say) -> None:
@@ -369,7 +371,7 @@ def _remove_checkpoints(url: str, say: Say) -> None:
         with hold_alone(folder.url, say):
             for name in names:
                 folder.remove(name)
-        say(f"Removed {len(names)} checkpoints in {folder.url}, to train from the beginning.")
+        say(f"Removed {count_of(len(names), 'checkpoint')} in {folder.url}, to train from the beginning.")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, ParamError, count_of
 from sparkdl.model.saved_model import load_model
 from sparkdl.model.served_model import PyfuncModel
 from sparkdl.tracking.mlflow_model import MODULE_FOLDER
@@ -45,12 +45,13 @@ class ServedModel:
             raise MlflowException.invalid_parameter_value(str(error)) from error
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MlflowException(
-                f"There is not enough memory for {num_rows} rows: {error}. Send fewer, or a lower batch_size.",
+                f"There is not enough memory for {count_of(num_rows, 'row')}: {error}. Send fewer, or a lower "
+                "batch_size.",
                 error_code=RESOURCE_EXHAUSTED,
             ) from error
         except Exception as error:  # the user's module
             raise MlflowException(
-                f"The model failed on {num_rows} rows: {type(error).__name__}: {error}",
+                f"The model failed on {count_of(num_rows, 'row')}: {type(error).__name__}: {error}",
                 error_code=BAD_REQUEST,
             ) from error
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.data import Column
-from sparkdl.errors import DataError, ParamError, list_names
+from sparkdl.errors import DataError, ParamError, count_of, list_names
 from sparkdl.foreign_errors import errors_as
 
 
@@ -170,7 +170,7 @@ class ModelInputs:
         num_rows = len(next(iter(columns.values())))
         # A DataError of a ready-made estimator names the row and what is wrong with it.
         with errors_as(
-            DataError, f"Param prepareFeatures failed on {num_rows} rows of {list_names(columns)}"
+            DataError, f"Param prepareFeatures failed on {count_of(num_rows, 'row')} of {list_names(columns)}"
         ):
             made = self.prepare(dict(columns))
         if not isinstance(made, Mapping):
@@ -196,8 +196,8 @@ class ModelInputs:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
         if array.ndim == 0 or len(array) != num_rows:
             raise ParamError(
-                f"Param prepareFeatures returned {name!r} of shape {array.shape} for {num_rows} rows. Return an array "
-                "or a tensor with an item per row."
+                f"Param prepareFeatures returned {name!r} of shape {array.shape} for {count_of(num_rows, 'row')}. "
+                "Return an array or a tensor with an item per row."
             )
         return self._as_numbers(name, array)
 

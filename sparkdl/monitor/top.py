@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, count_of
 from sparkdl.foreign_errors import needing
 from sparkdl.monitor.board import RankFigures, Snapshot
 from sparkdl.monitor.exports import status_files
@@ -134,7 +134,7 @@ def title_of(snapshot: Snapshot) -> list[str]:
     parts.append(f"for {_time(snapshot.at - snapshot.began_at)}")
     age_s = time.time() - snapshot.at
     parts.append(f"sample {age_s:.0f} s ago" if age_s >= 1 else "sample now")
-    rates = [f"{len(snapshot.ranks)} ranks", f"{totals.get('rows_per_s', 0):,.0f} rows/s"]
+    rates = [count_of(len(snapshot.ranks), "rank"), f"{totals.get('rows_per_s', 0):,.0f} rows/s"]
     if "tokens_per_s" in totals:
         rates.append(f"{totals['tokens_per_s']:,.0f} tokens/s")
     if "flops_per_s" in totals:

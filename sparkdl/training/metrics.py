@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.collective.byte_exchange import allgather_bytes
-from sparkdl.errors import ParamError, TrainingError
+from sparkdl.errors import ParamError, TrainingError, count_of
 from sparkdl.foreign_errors import errors_as
 from sparkdl.model.named_metrics import LibraryMetric, RowSums
 
@@ -207,7 +207,7 @@ class MeanMetric:
         value = torch.as_tensor(self._function(outputs, targets)).detach().to(self.sums)
         if value.ndim and value.shape[0] != rows:
             raise ParamError(
-                f"Metric {self._name!r} returned shape {tuple(value.shape)} for {rows} rows. "
+                f"Metric {self._name!r} returned shape {tuple(value.shape)} for {count_of(rows, 'row')}. "
                 "Return one value per row, or their mean."
             )
         self.sums[0] += value * rows if value.ndim == 0 else value.reshape(rows, -1).mean(dim=1).sum()

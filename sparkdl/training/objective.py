@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.collective.error_origin import is_consequence
-from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError, list_names
+from sparkdl.errors import DataError, ParamError, SparkdlError, TrainingError, count_of, list_names
 from sparkdl.model.heads import output_of_each
 from sparkdl.model.inputs import Arrays, dtype_name, to_tensor
 from sparkdl.model.losses import LossTerm, compute_loss, match_targets, needs_global_weight, reduction_of
@@ -286,8 +286,8 @@ class Objective:
         for name, values in changed.items():
             if len(values) != num_rows:
                 raise ParamError(
-                    f"Param augment returned {len(values)} rows of {name!r} for {num_rows}. It may change values, but "
-                    "must keep the number of rows."
+                    f"Param augment returned {count_of(len(values), 'row')} of {name!r} for {num_rows}. It may change "
+                    "values, but must keep the number of rows."
                 )
         return changed
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collective.byte_exchange import gather_bytes
 from sparkdl.collective.telemetry.clock_offset import SharedClock, measure_offset
 from sparkdl.collective.telemetry.monitor import CommunicatorKey, label_communicators
+from sparkdl.errors import count_of
 
 if TYPE_CHECKING:
     from sparkdl.collective.communicator import Communicator
@@ -329,7 +330,10 @@ class WorldReport:
                 rows[row.key, row.operation].append((report.rank, row))
         labels = label_communicators(key for key, _ in rows)
         cells = [_world_cells(seen, labels[key]) for (key, _), seen in rows.items()]
-        lines = [f"Communication of {len(self.reports)} ranks", format_columns(_WORLD_HEADER, cells)]
+        lines = [
+            f"Communication of {count_of(len(self.reports), 'rank')}",
+            format_columns(_WORLD_HEADER, cells),
+        ]
         return "\n".join(lines + format_late_ranks(self.late_ranks, labels))
 
     __str__ = as_table

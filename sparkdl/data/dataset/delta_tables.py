@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from sparkdl.data.dataset.table_logs import refuse_tables
-from sparkdl.errors import DataError
+from sparkdl.errors import DataError, count_of
 from sparkdl.foreign_errors import how_to_install
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _files(location: Location, *, without_partitions: bool) -> tuple[list[str], 
     except Exception as error:  # any error of a library in Rust, which has classes of its own
         return [], f"deltalake cannot read its log: {type(error).__name__}: {error}".rstrip(".") + "."
     if num_vectors:
-        return [], f"It has deletion vectors, which mark rows of {num_vectors} files as removed."
+        return [], f"It has deletion vectors, which mark rows of {count_of(num_vectors, 'file')} as removed."
     if mapping != "none":
         return [], "It has column mapping, with other names of columns in its files."
     if features:

@@ -20,6 +20,7 @@ from sparkdl.errors import (
     FileChangedError,
     FileVanishedError,
     StoreAccessError,
+    count_of,
     list_names,
 )
 from sparkdl.foreign_errors import describe_reading_failure, one_line
@@ -118,7 +119,7 @@ class RowGroupFile:
                 f"Reading {where} failed: {one_line(error)} The end of the file is damaged or missing; write it again."
             )
         if self.index >= num_row_groups:
-            raise FileChangedError(f"the file has only {num_row_groups} row groups now")
+            raise FileChangedError(f"the file has only {count_of(num_row_groups, 'row group')} now")
         for name in names:
             if name not in existing:
                 if name in self.folder_values:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.data.dataset.row_choice import random_bits
-from sparkdl.errors import ShardingError
+from sparkdl.errors import ShardingError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +73,8 @@ def rows_per_rank(num_rows: int, world_size: int) -> list[int]:
             else "Train on data that has rows."
         )
         raise ShardingError(
-            f"{num_rows} rows cannot be shared by {world_size} ranks: each rank needs at least one. {remedy}"
+            f"{count_of(num_rows, 'row')} cannot be shared by {world_size} ranks: each rank needs at least "
+            f"one. {remedy}"
         )
     return split_evenly(num_rows, world_size)
 

@@ -43,7 +43,7 @@ from sparkdl.data.spark.writing import (
 )
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import as_store, reopen_dataset, use_if_removable
-from sparkdl.errors import DataError, ParamError, StoreError, StoreFullError
+from sparkdl.errors import DataError, ParamError, StoreError, StoreFullError, count_of
 from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
@@ -457,9 +457,9 @@ def _keep_only(store: Store, staged: StagedDataset, files: Sequence[WrittenFile]
     wanted = {file.path for file in files if file.path}
     if wanted - present:
         raise StoreError(
-            f"Spark wrote {len(wanted)} files to {store.url}, but the driver finds {len(wanted & present)} of them "
-            "there: the executors have other disks. Choose a Store that all machines share, such as a mounted or "
-            "an object store."
+            f"Spark wrote {count_of(len(wanted), 'file')} to {store.url}, but the driver finds "
+            f"{len(wanted & present)} of them there: the executors have other disks. Choose a Store "
+            "that all machines share, such as a mounted or an object store."
         )
     if present - wanted:
         location.filesystem.rm([f"{location.path}/{path}" for path in sorted(present - wanted)])

@@ -48,6 +48,10 @@ def test_rank_seconds_include_ranks_that_ran_only_some_epochs():
     assert fewer == more == (RankSeconds(reading=0.5, communicating=0.5, computing=2.0), two[1])
 
 
+def test_a_single_epoch_is_one_epoch():
+    assert str(TrainingSummary(history=(record(1),))).startswith("1 epoch in ")
+
+
 def test_a_summary_is_printed_as_a_table():
     assert str(TrainingSummary(history=(record(1), record(2, metrics={})), model_epoch=1)) == (
         "2 epochs in 3.0 s and 1.0 s of validation, 200 rows/s; the model is from epoch 1\n"

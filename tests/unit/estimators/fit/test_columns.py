@@ -107,7 +107,7 @@ def as_label(columns):
             {"featuresCol": ["age", "w", "code", "target"]},
             r"cannot be called with 'age' .*5 were given\. .* set passFeaturesBy=",
         ),
-        ({"prepareFeatures": fail}, "prepareFeatures failed on 1 rows of dense: KeyError: 'nowhere'"),
+        ({"prepareFeatures": fail}, "prepareFeatures failed on 1 row of dense: KeyError: 'nowhere'"),
         (
             {"prepareFeatures": lambda columns: {"kind": columns["kind"]}, "featuresCol": ["kind"]},
             "Column 'kind' holds values that are not numbers, .*with prepareFeatures",
@@ -163,7 +163,7 @@ def test_columns_that_do_not_fit_are_refused(dataset, changes, message):
             {"passFeaturesBy": "matrix", "prepareFeatures": decode},
             'passFeaturesBy is "matrix", and prepareFeatures makes the inputs',
         ),
-        ({"prepareFeatures": half}, r"prepareFeatures returned 'dense' of shape \(0, 4\) for 1 rows"),
+        ({"prepareFeatures": half}, r"prepareFeatures returned 'dense' of shape \(0, 4\) for 1 row\."),
         ({"prepareFeatures": as_label}, "prepareFeatures returned 'number', which is a label"),
         (
             {**HEADS, "loss": [nn.CrossEntropyLoss(ignore_index=1), nn.MSELoss()]},

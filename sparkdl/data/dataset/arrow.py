@@ -70,7 +70,7 @@ IMAGE_FIELDS = ("origin", "height", "width", "nChannels", "mode", "data")
 """Fields of the struct that Spark's ``image`` source reads."""
 
 ENCODED_FIELDS = ("bytes", "path")
-"""Fields of the struct in which Parquet files of Hugging Face's datasets hold an encoded image or sound."""
+"""Fields, sorted, of the struct in which Parquet files of Hugging Face's datasets hold an encoded image or sound."""
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
@@ -155,7 +155,7 @@ def _kind(element: pa.DataType) -> str | None:
         if any(check(element) for check in checks):
             return kind
     names = tuple(field.name for field in element) if pa.types.is_struct(element) else ()
-    if names == ENCODED_FIELDS and _kind(element.field("bytes").type) == "binary":
+    if tuple(sorted(names)) == ENCODED_FIELDS and _kind(element.field("bytes").type) == "binary":
         return "binary"
     return "image" if names == IMAGE_FIELDS else None
 
@@ -165,7 +165,7 @@ def content_leaf(arrow_type: pa.DataType) -> int:
     while is_list(arrow_type):
         arrow_type = arrow_type.value_type
     is_encoded = pa.types.is_struct(arrow_type) and _kind(arrow_type) == "binary"
-    return ENCODED_FIELDS.index("bytes") if is_encoded else -1
+    return 0 if is_encoded and arrow_type.field(0).name == "bytes" else -1
 
 
 def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:

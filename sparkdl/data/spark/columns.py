@@ -117,7 +117,7 @@ def is_encoded(data_type: DataType) -> bool:
 
     return (
         isinstance(data_type, StructType)
-        and tuple(data_type.names) == ENCODED_FIELDS
+        and tuple(sorted(data_type.names)) == ENCODED_FIELDS
         and isinstance(data_type["bytes"].dataType, BinaryType)
     )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 ENCODED = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+SWAPPED = pa.struct({"path": pa.string(), "bytes": pa.binary()})
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,7 @@ def test_images_of_hugging_faces_files_are_their_bytes_in_place_and_copied(
             pa.table(
                 {
                     "image": pa.array(images, ENCODED),
+                    "swapped": pa.array(images, SWAPPED),
                     "sounds": pa.array([images], pa.list_(ENCODED)).take([0] * len(images)),
                 }
             ),
@@ -124,7 +126,7 @@ def test_images_of_hugging_faces_files_are_their_bytes_in_place_and_copied(
         )
     whole, lacking = (spark.read.parquet(str(tmp_path / name)) for name in ("whole", "lacking"))
     for df in (whole, whole.limit(10)):
-        dataset = materialize(df, ["image", "sounds"], store)
+        dataset = materialize(df, ["image", "swapped", "sounds"], store)
         assert (dataset.url.startswith(store.url), dataset.column("image").kind) == (
             df is not whole,
             "binary",
@@ -132,11 +134,12 @@ def test_images_of_hugging_faces_files_are_their_bytes_in_place_and_copied(
         with ParquetFeed(dataset, rank=0, world_size=1, batch_size=4, shuffle=False) as feed:
             (batch,) = feed.epoch(0)
         expected = [row["bytes"] for row in rows]
-        assert sorted(batch["image"].tolist()) == expected
+        assert sorted(batch["image"].tolist()) == sorted(batch["swapped"].tolist()) == expected
         assert batch["sounds"][0].tolist() == expected
     for df in (lacking, lacking.limit(10)):
-        with pytest.raises(DataError, match="'image' is null in 1 of 5 rows"):
-            materialize(df, ["image"], store)
+        for name in ("image", "swapped"):
+            with pytest.raises(DataError, match=f"'{name}' is null in 1 of 5 rows"):
+                materialize(df, [name], store)
 
 
 @pytest.mark.any_spark_will_do

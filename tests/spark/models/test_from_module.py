@@ -389,7 +389,7 @@ def test_a_trained_network_of_timm_scores_a_folder_of_images(images, tmp_path) -
         **settings,
     )
     folder = TorchModel.from_pretrained(str(tmp_path / "folder"), **settings)
-    in_structs = images.selectExpr("path as id", "struct(content as bytes, path) as content")
+    in_structs = images.selectExpr("path as id", "struct(path, content as bytes) as content")
     for model, frame in ((by_name, images), (own, in_structs), (folder, images)):
         rows = model.transform(frame).collect()
         assert [row["prediction"] for row in rows] == ["abcde"[index] for index in expected.argmax(1)]

@@ -62,7 +62,7 @@ def _line_of_user(described: traceback.TracebackException) -> str:
 def _library_of(frame: traceback.FrameSummary) -> str:
     """The library of a frame; empty for the user's own code."""
     name = frame.filename
-    if name.startswith(_SPARKDL):
+    if name.startswith(f"{_SPARKDL}/"):
         return "sparkdl"
     for folder in _INSTALLED:
         if name.startswith(f"{folder}/"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import linecache
+from pathlib import Path
 
 import pytest
 import torch
 
+import sparkdl
 from sparkdl.launch.failures import rank_error
 from sparkdl.launch.wire.outcome import Failure
 from sparkdl.tracebacks import describe_exception
@@ -34,6 +36,13 @@ def test_the_line_of_the_user_comes_first_and_frames_of_torch_are_folded():
     assert any("frames of torch" in line for line in lines)
     assert not any("site-packages/torch/nn/modules" in line for line in lines)
     assert lines[-1].startswith("RuntimeError: mat1 and mat2")
+
+
+def test_a_package_whose_name_begins_with_that_of_sparkdl_is_the_users():
+    name = f"{Path(sparkdl.__file__).parent}_models/network.py"
+    space: dict = {}
+    exec(compile("def step():\n    return 1 / 0\n", name, "exec"), space)
+    assert described(space["step"]).startswith(f"{name}, line 2, in step")
 
 
 def fail():

@@ -344,7 +344,7 @@ class Runner:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def distributed(**settings: Any) -> Callable[[F], F]:
+def distributed(*_unnamed: object, **settings: Any) -> Callable[[F], F]:
     """Return a decorator for a function that is to run on ranks when it is called.
 
     Example::
@@ -363,8 +363,13 @@ def distributed(**settings: Any) -> Callable[[F], F]:
         settings: settings of a :class:`Runner`.
 
     Raises:
-        ParamError: if ``settings`` has a name that a Runner does not have.
+        ParamError: if ``settings`` has a name that a Runner does not have, or the parentheses are missing.
     """
+    if _unnamed:
+        name = getattr(_unnamed[0], "__name__", _unnamed[0])
+        raise ParamError(
+            f"distributed takes settings by name, got {name}. Write @distributed(num_workers=4)."
+        )
     known = [field.name for field in fields(Runner)]
     for name in settings:
         if name not in known:

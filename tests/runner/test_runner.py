@@ -299,3 +299,7 @@ def test_a_call_of_a_distributed_function_runs_on_ranks_and_returns_the_value_of
     assert (add_ranks.__name__, add_ranks.__doc__) == ("add_ranks", "Sum of the ranks.")
     with pytest.raises(ParamError, match=r"no setting 'num_worker'. Did you mean num_workers"):
         distributed(num_worker=2)
+    with pytest.raises(ParamError, match=r"got train\. Write @distributed\(num_workers=4\)"):
+
+        @distributed
+        def train() -> None: ...

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,15 @@ def test_examples_of_the_pages_of_trainers_run_on_two_ranks(tmp_path: Path, libr
     done = run([sys.executable, script], cwd=tmp_path, variables={})
     assert done.returncode == 0, done.stderr
     assert "processes: 2" in done.stdout
+
+
+@pytest.mark.slow  # the daily tests of sparkdl run cover the same path
+def test_command_of_the_readme_starts_two_ranks(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^sparkdl (run .*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+    done = run([sys.executable, "-m", "sparkdl.cli", *words], cwd=tmp_path, variables={})
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"([01]) 2$", done.stdout, re.MULTILINE)) == ["0", "1"]
 
 
 @pytest.mark.slow  # the daily tests of the demo cover the same path

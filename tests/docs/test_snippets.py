@@ -1,13 +1,17 @@
 """Every Python example of the documentation runs: here those that need no Spark session.
 
-``tests/spark/docs`` has the pages whose examples do.
+``tests/spark/docs`` has the pages whose examples do. Of the examples in docstrings, what they make is made, and of the
+commands of sparkdl in the pages, the arguments are parsed.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
+import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +21,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from sparkdl import cli, estimators, runner
 from sparkdl.estimators import TorchEstimator
 from sparkdl.parallel import Parallelism
-from tests.docs.snippets import PAGES, examples_of, run_examples
+from sparkdl.training import callbacks
+from tests.docs.snippets import PAGES, ROOT, examples_of, run_examples
 from tests.launchers import run
 from tests.run_ranks import run_ranks
 from tests.spark.docs.test_snippets_on_spark import PAGES_ON_SPARK
@@ -73,7 +79,10 @@ def test_examples_without_spark_run(name: str, tmp_path: Path) -> None:
     tokens = [rng.integers(1, 99, length).tolist() for length in rng.integers(5, 300, 500)]
     pq.write_table(pa.table({"tokens": tokens}), tmp_path / "data" / "tokens" / "part-0.parquet")
     names = {"TorchEstimator": TorchEstimator, "settings": {"model": torch.nn.Linear(4, 1)}}
-    run_examples(name, tmp_path, names)
+    space = run_examples(name, tmp_path, names)
+    if name == "planner.md":
+        page = (ROOT / "docs" / name).read_text()
+        assert f"\nbest: parallelism={space['best'].as_code()}, " in page, "what the command prints"
 
 
 def test_estimator_of_the_page_about_parallelism_has_these_params(tmp_path: Path) -> None:
@@ -84,6 +93,37 @@ def test_estimator_of_the_page_about_parallelism_has_these_params(tmp_path: Path
     )
     assert estimator.getNumWorkers() == 8
     assert estimator.getParallelism() == Parallelism(shard=4, tensor=2)
+
+
+def test_examples_of_docstrings_make_what_they_name() -> None:
+    sources = [path for folder in ("sparkdl", "estimators") for path in (ROOT / folder).rglob("*.py")]
+    named = {name: getattr(estimators, name) for name in estimators.__all__}
+    named |= {**vars(callbacks), "distributed": runner.distributed, "torch": torch, "settings": {}}
+    num_made = 0
+    for path in dict.fromkeys(path.resolve() for path in sources):
+        for found in re.finditer(r"^    Example::\n\n((?:     .*\n|\n)+)", path.read_text(), re.MULTILINE):
+            tree = ast.parse(textwrap.dedent(found[1]))
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in named]
+            assert made, f"{path}: {found[1]}"
+            for call in made:
+                call.args = [argument for argument in call.args if ast.unparse(argument) != "..."]
+                eval(ast.unparse(call), named)
+            num_made += 1
+    assert num_made >= 9
+
+
+def test_commands_of_sparkdl_have_arguments_that_it_takes() -> None:
+    num_commands = 0
+    for page in PAGES:
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^sparkdl (.*)$", block.replace("\\\n", ""), re.MULTILINE):
+                try:
+                    cli._parser().parse_args(shlex.split(line, comments=True))
+                except SystemExit:
+                    pytest.fail(f"{page.name}: sparkdl {line}")
+                num_commands += 1
+    assert num_commands > 20
 
 
 @pytest.mark.slow

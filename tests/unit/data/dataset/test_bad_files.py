@@ -196,7 +196,7 @@ def other_length(table: pa.Table) -> pa.Table:
         (other_length, ColumnMismatchError, "0 failed: Column 'v' .* 3 elements; .* have 2"),
         (lambda table: table.drop_columns(["x"]), FileChangedError, "0 failed: column 'x' is no longer"),
         (lambda table: table.slice(0, 300), FileChangedError, "1 failed: it has 100 rows now, but had 200"),
-        (lambda table: table.slice(0, 200), FileChangedError, "1 failed: the file has only 1 row groups now"),
+        (lambda table: table.slice(0, 200), FileChangedError, "1 failed: the file has only 1 row group now"),
         (
             lambda table: table.set_column(0, "id", pa.array([*range(399), None])),
             DataError,

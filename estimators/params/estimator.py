@@ -323,8 +323,8 @@ class _TorchEstimatorParams(_TorchParams, HasLabels, HasModelInputs, HasObjectiv
                 ).about(name, other)
         if is_by_speed and self.getBatchSize() == 1:
             raise ParamError(
-                "Param balance is 'speed', and batchSize is 1, so no rows can be moved from slow ranks to fast ones. "
-                "Raise batchSize."
+                "Param balance is 'speed', and each rank has one row of a step, so no row can be moved from slow ranks "
+                "to fast ones. Use a larger batch."
             ).about("balance", "batchSize", "globalBatchSize")
         if self.getReplaceStragglers() and not (watches and self.getElastic()):
             raise ParamError(

@@ -186,7 +186,7 @@ def check_models_of_users_take_whole_sequences_and_return_a_value_of_each_positi
     found = WholeSequences(share_sequences(copy.deepcopy(whole), group), group)(tokens)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     averaged = WholeSequences(share_sequences(Positioned(is_mean=True), group), group)
-    with pytest.raises(ParamError, match=r"shape \(1, 32\) for a part of 4 positions"):
+    with pytest.raises(ParamError, match=r"shape \(1, 32\) for 4 positions"):
         averaged(tokens)
 
 

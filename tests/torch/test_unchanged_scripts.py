@@ -34,7 +34,7 @@ for arguments in ({}, {"backend": "gloo"}, {"backend": "sparkdl"}, {"backend": "
         if rank == 1:
             dist.all_reduce(total, group=alone)
         seen.append([dist.get_backend(), dist.get_world_size(), dist.is_torchelastic_launched(), total.tolist()])
-        if "backend" not in given:
+        if "backend" not in arguments:
             # The port of a store that rank 0 serves itself.
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
             port = torch.tensor(store.port)

@@ -95,7 +95,7 @@ def test_a_step_that_changes_large_weights_by_itself_is_refused(dataset: Parquet
         trainStep=change_weights,
         featuresCol="ids",
     )
-    with pytest.raises(ParamError, match="trainStep changes weights"):
+    with pytest.raises(ParamError, match="trainStep changed weights"):
         prepare_fit(estimator, dataset)
 
 

@@ -523,7 +523,7 @@ def test_loaded_model_is_logged_again_with_its_code(saved, tmp_path):
 def test_invalid_objects_to_log_or_load_are_named(tracked, tmp_path):
     with pytest.raises(ParamTypeError, match=r"takes a TorchModel, got torch\.nn"):
         sparkdl.mlflow.save_model(nn.Linear(1, 1), tmp_path / "model")
-    with pytest.raises(ParamTypeError, match="alias needs a registered_model_name"):
+    with pytest.raises(ParamTypeError, match="alias is set, and registered_model_name is not"):
         sparkdl.mlflow.log_model(many_into_many(), registered_model_alias="best")
     other = {"loader_module": "json", "data_path": __file__, "pip_requirements": ["mlflow"]}
     mlflow.pyfunc.save_model(tmp_path / "other", **other)

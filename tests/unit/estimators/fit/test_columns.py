@@ -171,7 +171,7 @@ def test_columns_that_do_not_fit_are_refused(dataset, changes, message):
         ),
         (
             {**HEADS, "loss": [nn.CrossEntropyLoss(weight=torch.ones(3)), nn.MSELoss()]},
-            "label column 'number' divides",
+            "label column 'number' takes the mean",
         ),
         (
             {"augment": lambda batch: {name: np.repeat(values, 2, axis=0) for name, values in batch.items()}},

@@ -131,7 +131,7 @@ REFUSED = {
     ),
     "a plateau to maximize a loss": (
         {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer, "max"), "validationFraction": 0.5},
-        r"mode='max'\), which val_loss steps, .* Set bestMetric",
+        r"mode='max'\), and val_loss, which it follows, .* Set bestMetric",
     ),
     "an optimizer that wants a closure": (
         {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1)},

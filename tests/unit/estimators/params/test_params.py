@@ -127,10 +127,10 @@ STEP = {"loss": None, "trainStep": max}
             {"balance": "speed", "syncBatchNorm": True, "gpusPerWorker": 1},
             "'speed', and so is syncBatchNorm: on GPUs, .* Leave one",
         ),
-        ({"balance": "speed", "batchSize": 1}, "'speed', and a step has one row per rank"),
+        ({"balance": "speed", "batchSize": 1}, "'speed', and each rank has one row of a step"),
         (
             {"balance": "speed", "globalBatchSize": 2, "numWorkers": 2},
-            "'speed', and a step has one row per rank",
+            "'speed', and each rank has one row of a step",
         ),
         ({"hangTimeoutSeconds": 1.5}, "hangTimeoutSeconds must be at least 2, got 1.5"),
         ({"validationFraction": 0.0}, r"validationFraction must be above 0 and below 1, got 0\.0: "),

@@ -149,7 +149,9 @@ def describe_module(
         )
     classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, list(kinds))
     described = tuple(_describe(name, kind, tried[name], classes.get(name)) for name, kind in kinds.items())
-    return SavedModel(module, ModelSignature(inputs=inputs, outputs=described))
+    return SavedModel(
+        module, ModelSignature(inputs=inputs, outputs=described, batch_size=inputs.rows_at_once)
+    )
 
 
 @contextmanager

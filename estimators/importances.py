@@ -141,7 +141,7 @@ def measure_importances(
         with ParquetFeed(described, batch_size=num_rows, shuffle=False) as feed:
             (values,) = [{name: np.array(array) for name, array in batch.items()} for batch in feed.epoch(0)]
     inputs = {column.name: values[name] for name, column in zip(features, trained, strict=True)}
-    predictor = Predictor(saved, batch_size=model.getPredictionBatchSize())
+    predictor = Predictor(saved)
     _, without = predictor.answer_complete(inputs, ("prediction",))
     counted = np.ones(len(values[label]), bool) if without is None else ~without
     counted &= _have_labels(values[label], output)

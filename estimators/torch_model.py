@@ -116,7 +116,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
                 "module and what comes out. Call TorchModel.from_module(module, example=df, featuresCol=...)."
             )
         super().__init__()
-        self._setDefault(**default_values(type(self)))
+        self._setDefault(**{**default_values(type(self)), "predictionBatchSize": saved.signature.batch_size})
         self._saved = saved
         self._summary = summary or TrainingSummary()
         self._scoring = ScoringModels(saved)
@@ -298,10 +298,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
     @property
     def saved(self) -> SavedModel:
-        """The module together with its signature: its inputs and outputs, which predict by the Param ``thresholds``."""
-        signature = self._saved.signature
-        outputs = with_thresholds(signature.outputs, self.getThresholds())
-        return self._saved if outputs == signature.outputs else self._saved.with_outputs(outputs)
+        """The module together with its signature, which has the Params ``thresholds`` and ``predictionBatchSize``."""
+        outputs = with_thresholds(self._saved.signature.outputs, self.getThresholds())
+        return self._saved.with_signature(outputs=outputs, batch_size=self.getPredictionBatchSize())
 
     @property
     def labels(self) -> list[Any] | dict[str, list[Any] | None] | None:
@@ -425,7 +424,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         try:
             saved = self.saved
         except ParamError:  # thresholds of another model: transform says so, and saving keeps them
-            saved = self._saved
+            saved = self._saved.with_signature(batch_size=self.getPredictionBatchSize())
         save_model(saved, folder / MODULE)
 
     @classmethod
@@ -441,7 +440,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         )
         saved = load_model(folder / MODULE)
         # The folder has the thresholds for what reads it without Params.
-        model = cls(saved.with_outputs(with_thresholds(saved.signature.outputs, None)), summary)
+        model = cls(saved.with_signature(outputs=with_thresholds(saved.signature.outputs, None)), summary)
         restore(model, metadata, folder)
         return model
 

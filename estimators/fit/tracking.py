@@ -24,7 +24,7 @@ from sparkdl.estimators.fit.inputs import column_names
 from sparkdl.estimators.scoring.columns import value_type
 from sparkdl.model.architecture import count_parameters
 from sparkdl.model.saved_model import modules_needed
-from sparkdl.model.served_model import DEFAULT_PARAMS, answer_names
+from sparkdl.model.served_model import answer_names, default_params
 from sparkdl.tracking import (
     FitRun,
     LoggedColumn,
@@ -88,7 +88,7 @@ def save_for_mlflow(
             for column in _answers(output, *names)
         ),
         example=_example(example, columns),
-        params=DEFAULT_PARAMS,
+        params=default_params(signature),
         modules=frozenset(
             {
                 *modules_needed(there / MODULE_FOLDER),

@@ -24,8 +24,7 @@ from sparkdl.errors import ParamError, list_names
 from sparkdl.estimators.params.base import OneOf, ParamsT, check_callable, to_numbers
 from sparkdl.estimators.params.table import AsGiven, Entry, above, at_least, between, optional, param
 from sparkdl.estimators.scoring.columns import PREDICTION_TYPES, ScoredColumn
-from sparkdl.model.inputs import GivenBy, PrepareFunction
-from sparkdl.model.predictor import DEFAULT_BATCH_SIZE
+from sparkdl.model.inputs import DEFAULT_BATCH_SIZE, GivenBy, PrepareFunction
 from sparkdl.training.spec import AugmentFunction
 
 PASSED_BY: tuple[str, ...] = get_args(GivenBy)
@@ -281,7 +280,7 @@ class HasPrediction(HasPredictionCol):
     )
     predictionBatchSize, getPredictionBatchSize, setPredictionBatchSize = param(
         TypeConverters.toInt,
-        "number of rows per forward pass of transform (> 0)",
+        "number of rows per forward pass of transform, and of a served model (> 0)",
         default=DEFAULT_BATCH_SIZE,
         check=at_least(1),
     )

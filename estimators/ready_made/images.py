@@ -362,7 +362,7 @@ class ImageClassifier(
 
     featuresCol = HasFeatureColumns.featuresCol.reword("column of images")
     _model_class = TorchClassificationModel
-    _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 64}
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": ImageInputs.rows_at_once}
 
     @keyword_only
     def __init__(

@@ -119,7 +119,8 @@ class LanguageModelModel(TorchModel, HasGeneration):
 
         The input is a column of strings if the model has a tokenizer, and of token arrays otherwise.
         """
-        return self._answering(self.getOutput(), takes_tokens=not self._has_tokenizer)
+        answering = self._answering(self.getOutput(), takes_tokens=not self._has_tokenizer)
+        return answering.with_signature(batch_size=self.getPredictionBatchSize())
 
     @overload
     def generate(self, text: str) -> str: ...
@@ -313,7 +314,7 @@ def text_model(
         ),
     )
     outputs = (ModelOutput(name=answer, kind=kind, shape=shape),)
-    return SavedModel(module, ModelSignature(inputs=inputs, outputs=outputs))
+    return SavedModel(module, ModelSignature(inputs=inputs, outputs=outputs, batch_size=inputs.rows_at_once))
 
 
 def _column(name: str, *, takes_tokens: bool) -> Column:
@@ -358,7 +359,11 @@ class LanguageModel(
         more="With the same seed, a fit on CPU repeats to the bit.",
     )
     _model_class = LanguageModelModel
-    _own_defaults: ClassVar[Mapping[str, Any]] = {"batchSize": 8, "epochs": 1, "predictionBatchSize": 32}
+    _own_defaults: ClassVar[Mapping[str, Any]] = {
+        "batchSize": 8,
+        "epochs": 1,
+        "predictionBatchSize": PromptInputs.rows_at_once,
+    }
 
     @keyword_only
     def __init__(

@@ -237,7 +237,7 @@ class TextClassifier(
     featuresCol = HasFeatureColumns.featuresCol.reword("column of strings")
     learningRate = RATE_WITH_PRETRAINED
     _model_class = TorchClassificationModel
-    _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": 128}
+    _own_defaults: ClassVar[Mapping[str, Any]] = {"predictionBatchSize": TextInputs.rows_at_once}
 
     @keyword_only
     def __init__(

@@ -81,6 +81,9 @@ def find_dtype(name: str) -> torch.dtype:
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
+DEFAULT_BATCH_SIZE = 1024
+"""Number of rows per forward pass of a prediction; functions that prepare images or texts have a smaller one."""
+
 GivenBy: TypeAlias = Literal["position", "name", "matrix"]
 """How a model is called with its inputs: by position, by keyword, or with all columns of numbers as one matrix."""
 
@@ -133,6 +136,11 @@ class ModelInputs:
     def take_nulls(self) -> bool:
         """Whether the model predicts rows with nulls."""
         return any(column.takes_nulls for column in self.columns)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Number of rows per forward pass, unless the user chooses another: what the prepare function says."""
+        return int(getattr(self.prepare, "rows_at_once", DEFAULT_BATCH_SIZE))
 
     @property
     def are_numbers(self) -> bool:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
 
 
-DEFAULT_BATCH_SIZE = 1024
 _ROWS_AT_ONCE = 1 << 14
 """Approximate number of rows of number columns that become tensors together: a served frame may have any length."""
 
@@ -51,15 +50,15 @@ class Predictor:
 
     Args:
         model: the module and its signature; the module is moved to ``device`` and put in ``eval()`` mode.
-        batch_size: number of rows per forward pass.
+        batch_size: number of rows per forward pass; None for that of the signature.
         device: device on which the module runs.
     """
 
     def __init__(
-        self, model: SavedModel, *, batch_size: int = DEFAULT_BATCH_SIZE, device: torch.device | str = "cpu"
+        self, model: SavedModel, *, batch_size: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
         self.signature = model.signature
-        self._batch_size = batch_size
+        self._batch_size = batch_size or model.signature.batch_size
         self._device = torch.device(device)
         self._module = model.module.to(self._device).eval()
 

@@ -45,8 +45,6 @@ from sparkdl.model.weights_file import HashingFile, map_weights, verify_file, wr
 if TYPE_CHECKING:
     import os
 
-    from sparkdl.model.signature import ModelOutput
-
 
 _SUBIMPORT = "subimport"
 _STRINGS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
@@ -111,9 +109,9 @@ class SavedModel:
     module: nn.Module
     signature: ModelSignature
 
-    def with_outputs(self, outputs: tuple[ModelOutput, ...]) -> SavedModel:
-        """Return the same module with other outputs in its signature."""
-        return replace(self, signature=replace(self.signature, outputs=outputs))
+    def with_signature(self, **changes: Any) -> SavedModel:
+        """Return the same module with other outputs or another batch size in its signature."""
+        return replace(self, signature=replace(self.signature, **changes))
 
 
 def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:

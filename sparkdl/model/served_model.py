@@ -19,21 +19,21 @@ import torch
 
 from sparkdl.errors import DataError, ParamError, list_names
 from sparkdl.model.decisions import has_probabilities, to_label_values
-from sparkdl.model.predictor import DEFAULT_BATCH_SIZE, Answer, Predictor
+from sparkdl.model.predictor import Answer, Predictor
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.served_columns import to_column_dtype
 
 if TYPE_CHECKING:
-    from sparkdl.model.signature import ModelOutput
+    from sparkdl.model.signature import ModelOutput, ModelSignature
 
-DEFAULT_PARAMS: dict[str, Any] = {
-    "batch_size": DEFAULT_BATCH_SIZE,
-    "device": "cpu",
-    "allow_nan": False,
-    "output": "",
-}
-"""Params of inference and their defaults: number of rows per forward pass, device of the module, whether missing values
-are passed to the module as NaN, and the column to return as an array, or an empty string for all columns."""
+
+def default_params(signature: ModelSignature) -> dict[str, Any]:
+    """Return the params of inference with their defaults.
+
+    They are the number of rows per forward pass, the device of the module, whether missing values are passed to the
+    module as NaN, and the column to return as an array, or an empty string for all columns.
+    """
+    return {"batch_size": signature.batch_size, "device": "cpu", "allow_nan": False, "output": ""}
 
 
 def answer_names(outputs: tuple[ModelOutput, ...]) -> list[tuple[str, str | None]]:
@@ -74,7 +74,8 @@ class PyfuncModel:
             model_input: a pandas DataFrame (or a dict of columns) with the feature columns: numbers, strings, bytes, or
                 one list or array per row. A NumPy array of shape ``(rows, *shape)`` is also accepted if the model has
                 one feature column and one output.
-            params: ``batch_size``, number of rows per forward pass, default 1024; ``device``, device on which the
+            params: ``batch_size``, number of rows per forward pass, default
+                ``predictionBatchSize`` of the model; ``device``, device on which the
                 module runs, ``"cpu"`` (default), ``"cuda"`` or ``"cuda:1"``; ``allow_nan``, whether missing values in
                 columns of floating-point numbers are passed to the module as NaN, default False; ``output``, name of
                 the column to return, default all columns.
@@ -91,7 +92,7 @@ class PyfuncModel:
                 dtype of the training cannot hold; or if a prediction would be NaN or infinite.
             ParamError: if a param has an invalid value.
         """
-        settings = {**DEFAULT_PARAMS, **(params or {})}
+        settings = {**default_params(self._on_device["cpu"].signature), **(params or {})}
         predictor, allow_nan = self._predictor(settings), settings["allow_nan"]
         if not isinstance(allow_nan, bool | np.bool_):
             raise ParamError(f"The param allow_nan is {allow_nan!r}. Give True or False.")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from sparkdl.data import Column
-from sparkdl.model.inputs import GivenBy, ModelInput, ModelInputs
+from sparkdl.model.inputs import DEFAULT_BATCH_SIZE, GivenBy, ModelInput, ModelInputs
 
 if TYPE_CHECKING:
     from sparkdl.model.losses import PredictionKind
@@ -49,10 +49,12 @@ class ModelSignature:
     Attributes:
         inputs: feature columns as in the training data, and how the model is called with them.
         outputs: one output for each label column.
+        batch_size: number of rows per forward pass of a prediction, unless its caller chooses another.
     """
 
     inputs: ModelInputs
     outputs: tuple[ModelOutput, ...]
+    batch_size: int = DEFAULT_BATCH_SIZE
 
     def to_json(self) -> dict[str, Any]:
         """Return the signature as values for JSON, without the function that prepares features."""
@@ -67,6 +69,7 @@ class ModelSignature:
             "given_by": inputs.given_by,
             "padding_value": inputs.padding_value,
             "outputs": [asdict(output) for output in self.outputs],
+            "batch_size": self.batch_size,
         }
 
     @classmethod
@@ -84,6 +87,7 @@ class ModelSignature:
                 padding_value=content["padding_value"],
             ),
             outputs=tuple(ModelOutput(**_with_tuples(output)) for output in content["outputs"]),
+            batch_size=content.get("batch_size", DEFAULT_BATCH_SIZE),
         )
 
 

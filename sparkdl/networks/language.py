@@ -325,6 +325,8 @@ class PromptInputs:
     takes_tokens: bool
     max_length: int | None
     from_end: bool
+    rows_at_once: ClassVar = 32
+    """Number of texts that are continued together: each has keys and values of its own for every layer."""
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """Return ``tokens``, ``(rows, longest)``, and ``lengths``, ``(rows,)``.

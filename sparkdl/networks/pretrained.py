@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from sparkdl.errors import ParamError, list_names
 from sparkdl.foreign_errors import errors_as, how_to_install, needing
 from sparkdl.model.architecture import evaluating
 from sparkdl.networks.folder_tokens import TextEncoder
-from sparkdl.networks.text import check_texts
+from sparkdl.networks.text import ROWS_AT_ONCE, check_texts
 
 _TAKEN = ("input_ids", "attention_mask", "token_type_ids")
 _NO_LIMIT = 1 << 20
@@ -55,6 +55,7 @@ class PretrainedTextInputs:
     tokenizer: Any
     max_length: int
     padding: str = "right"
+    rows_at_once: ClassVar = ROWS_AT_ONCE
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """Return token numbers and the attention mask, each ``(rows, longest)``, and token types if the model has them.

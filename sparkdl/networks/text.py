@@ -208,6 +208,9 @@ class _Layer(nn.Module):
 
 TOKENS = "numbers of tokens"
 
+ROWS_AT_ONCE = 128
+"""Number of texts per forward pass: BERT takes 11 MB for the layers of a text of 256 tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextInputs:
@@ -222,6 +225,7 @@ class TextInputs:
     column: str
     tokenizer: Tokenizer
     max_length: int
+    rows_at_once: ClassVar = ROWS_AT_ONCE
 
     def __call__(self, columns: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
         """Return token numbers ``(rows, 1 + longest)``; each row begins with the start token.

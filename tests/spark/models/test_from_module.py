@@ -285,6 +285,7 @@ def test_a_trained_model_of_transformers_predicts_as_its_pipeline(texts, tmp_pat
     folder = write_folder(tmp_path / "trained", kind=kind, id2label={i: "abcdefg"[i] for i in range(7)})
     model = TorchModel.from_pretrained(folder, example=texts, probabilityCol="probability")
     assert model.labels == list("abcdefg")
+    assert model.getPredictionBatchSize() == 128
     rows = model.transform(texts).orderBy("id").collect()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -328,6 +329,7 @@ def test_a_trained_language_model_continues_texts(texts, tmp_path, monkeypatch) 
     network.save_pretrained(folder)
     model = TorchModel.from_pretrained(folder, example=texts, maxNewTokens=3, predictionCol="more")
     assert isinstance(model, LanguageModelModel)
+    assert model.getPredictionBatchSize() == model.saved.signature.batch_size == 32
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer("one two", return_tensors="pt")
     tokens = network.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
@@ -394,6 +396,7 @@ def test_a_trained_network_of_timm_scores_a_folder_of_images(images, tmp_path) -
         rows = model.transform(frame).collect()
         assert [row["prediction"] for row in rows] == ["abcde"[index] for index in expected.argmax(1)]
         np.testing.assert_allclose([row["scores"].toArray() for row in rows], expected, rtol=1e-4, atol=1e-5)
+        assert model.getPredictionBatchSize() == model.saved.signature.batch_size == 64
 
 
 def test_a_trained_image_classifier_of_transformers_predicts_with_its_processor(images, tmp_path) -> None:

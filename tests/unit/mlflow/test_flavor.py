@@ -539,3 +539,18 @@ def test_invalid_objects_to_log_or_load_are_named(tracked, tmp_path):
 def test_answers_keep_the_index_of_their_rows(served):
     frame = rows(3).set_index(pd.Index(list("abc")))
     assert served.predict(frame).index.tolist() == list("abc")
+
+
+def test_a_served_model_predicts_batches_of_the_models_own_size(tmp_path):
+    model = TorchModel(SavedModel(nn.Linear(3, 1), make_signature((3,)))).setPredictionBatchSize(2)
+    sparkdl.mlflow.save_model(model, tmp_path / "model")
+    loaded = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    defaults = {param.name: param.default for param in loaded.metadata.signature.params}
+    assert defaults["batch_size"] == 2
+    sizes = []
+    loaded._model_impl.get_raw_model().register_forward_pre_hook(
+        lambda module, arguments: sizes.append(len(arguments[0]))
+    )
+    loaded._model_impl.predict(pd.DataFrame({"x": np.zeros((3, 3)).tolist()}))
+    assert sizes == [2, 1]
+    assert sparkdl.mlflow.load_model(tmp_path / "model").saved.signature.batch_size == 2

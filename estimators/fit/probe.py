@@ -48,6 +48,7 @@ from sparkdl.model.inputs import (
     candidate_dtypes,
     dtype_name,
     number_dtype,
+    own_dtype,
     to_tensor,
 )
 from sparkdl.model.losses import (
@@ -448,7 +449,7 @@ def _try_features(
 ) -> tuple[ModelInputs, Any]:
     """Return the inputs with the first dtypes that the model accepts, and what the model returned."""
     failures: list[tuple[Exception, tuple[torch.dtype, ...]]] = []
-    for dtypes in _dtype_choices(model, arrays):
+    for dtypes in _dtype_choices(model, arrays, are_prepared=inputs.prepare is not None):
         tried = inputs.with_dtypes(dict(zip(arrays, dtypes, strict=True)))
         try:
             return tried, tried.apply(model, arrays, _CPU)
@@ -501,15 +502,30 @@ def _describe(array: npt.NDArray[Any], dtype: str) -> str:
 
 
 def _dtype_choices(
-    model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]
+    model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]], *, are_prepared: bool
 ) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yield dtypes for all inputs: first those in which integers stay integers, then fewer and fewer integers."""
-    candidates = [candidate_dtypes(str(array.dtype), model) for array in arrays.values()]
-    if sum(len(dtypes) > 1 for dtypes in candidates) > _MAX_MIXED:
-        yield tuple(dtypes[0] for dtypes in candidates)
-        yield tuple(dtypes[-1] for dtypes in candidates)
+    """Yield dtypes for all inputs: first those in which integers stay integers, then fewer and fewer integers.
+
+    What a function of the user's has prepared comes first in its own dtypes: a module that scales bytes by their type
+    takes int64, too, and returns something else. The dtypes of columns, which Spark and Parquet chose, come last.
+    """
+    others = [candidate_dtypes(str(array.dtype), model) for array in arrays.values()]
+    own = tuple(
+        own_dtype(str(array.dtype)) or dtypes[0]
+        for array, dtypes in zip(arrays.values(), others, strict=True)
+    )
+    pairs = list(zip(own, others, strict=True))
+    tried = [tuple(dict.fromkeys((dtype, *dtypes))) for dtype, dtypes in pairs] if are_prepared else others
+    if sum(len(dtypes) > 1 for dtypes in tried) <= _MAX_MIXED:
+        yield from product(*tried)
     else:
-        yield from product(*candidates)
+        if are_prepared:
+            yield own
+            yield tuple(dtypes[0] if dtype.is_floating_point else dtype for dtype, dtypes in pairs)
+        yield tuple(dtypes[0] for dtypes in others)
+        yield tuple(dtypes[-1] for dtypes in others)
+    if not are_prepared:
+        yield own
 
 
 def _warn_about_frozen_statistics(model: nn.Module) -> None:

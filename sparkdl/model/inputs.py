@@ -68,6 +68,12 @@ def candidate_dtypes(column_dtype: str, module: nn.Module) -> tuple[torch.dtype,
     return (torch.int64, floating)
 
 
+def own_dtype(array_dtype: str) -> torch.dtype | None:
+    """Return torch's dtype of the name that NumPy has for it; None if torch has none."""
+    dtype = getattr(torch, array_dtype, None)
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
@@ -92,7 +98,8 @@ MATRIX = "features"
 
 PrepareFunction: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], Any]
 """A function that takes the feature columns of a batch by name, each with an item per row, and returns the model's
-inputs: an array or a tensor, or a dict of them, each with an item per row."""
+inputs: an array or a tensor, or a dict of them, each with an item per row. They keep their dtypes if the model takes
+them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.fit.probe import TrialGradients, probe, trial_copy, try_optimizer
+from sparkdl.estimators.fit.probe import TrialGradients, probe, trial_copy, try_optimizer, try_outputs
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.inputs import ModelInputs
 from sparkdl.model.losses import as_module, prediction_kind
@@ -358,3 +358,50 @@ def test_a_model_on_meta_is_tried_without_memory_for_its_weights():
     assert outputs.shape == (1, 3)
     assert torch.isfinite(outputs).all()
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+class ScalesByType(nn.Module):
+    """Brings whole numbers to 0 to 1 by the largest of their type, as torchvision's ConvertImageDtype does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, pixels: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+        if not pixels.is_floating_point():
+            pixels = pixels / torch.iinfo(pixels.dtype).max
+        return self.last(pixels + shifts)
+
+
+@pytest.mark.parametrize("more", [0, 4])
+def test_what_a_function_has_prepared_enters_in_its_own_dtype_if_the_model_takes_it(more):
+    def prepare(columns):
+        rows = len(columns["x"])
+        inputs = {"pixels": np.full((rows, 2), 255, np.uint8), "shifts": np.zeros((rows, 2))}
+        return inputs | {f"mask {number}": np.ones(rows, bool) for number in range(more)}
+
+    class Model(ScalesByType):
+        def forward(self, pixels, shifts, *masks):
+            return super().forward(pixels, shifts)
+
+    column = Column(name="x", dtype="int64")
+    row = {"x": np.array([1])}
+    inputs, outputs, trial, _ = try_outputs(
+        Model(), ModelInputs(columns=(column,), prepare=prepare), [], row, {"x": np.array([1, 2])}
+    )
+    dtypes = [entry.dtype for entry in inputs.inputs]
+    assert dtypes == ["uint8", "float32", *["bool"] * more]
+    torch.testing.assert_close(outputs["prediction"], trial.last(torch.ones(1, 2)))
+
+
+def test_a_program_that_takes_doubles_alone_gets_them():
+    class Double(nn.Module):
+        def forward(self, features):
+            if features.dtype != torch.float64:
+                raise TypeError(f"Tensor dtype mismatch! Expected: Double, Got: {features.dtype}")
+            return features.sum(dim=1)
+
+    inputs = ModelInputs(columns=(Column(name="x", dtype="float64", shape=(2,)),))
+    rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    tried, _, _, _ = try_outputs(Double(), inputs, [], {"x": rows[:1]}, {"x": rows})
+    assert tried.inputs[0].dtype == "float64"

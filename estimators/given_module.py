@@ -18,7 +18,7 @@ from torch import nn
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.data.spark.columns import check_frame, check_types, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
-from sparkdl.errors import ParamError, ParamTypeError, list_names
+from sparkdl.errors import DataError, ParamError, ParamTypeError, list_names
 from sparkdl.estimators.fit.inputs import (
     check_columns,
     first_rows,
@@ -30,10 +30,10 @@ from sparkdl.estimators.fit.probe import prediction_shape, try_outputs
 from sparkdl.estimators.params.estimator import _TorchEstimatorParams
 from sparkdl.estimators.params.inputs import labels_by_column
 from sparkdl.estimators.params.table import check_entries, default_values
-from sparkdl.foreign_errors import reading_from, store_errors
+from sparkdl.foreign_errors import errors_as, reading_from, store_errors
 from sparkdl.lazy import load_entry
 from sparkdl.model.export import export_model, format_of
-from sparkdl.model.heads import NO_LABEL, Head, LabelColumn
+from sparkdl.model.heads import NO_LABEL, Head, LabelColumn, check_named
 from sparkdl.model.losses import PredictionKind
 from sparkdl.model.program import program_of, read_program
 from sparkdl.model.saved_model import SavedModel
@@ -139,15 +139,24 @@ def describe_module(
         allow_ragged=prepares or params.getPaddingValue() is not None,
     ) as dataset:
         inputs, values = make_inputs(params, dataset, params.getPrepareFeatures()), first_rows(dataset, names)
-    heads = [Head(label=LabelColumn(name=name), loss=None) for name in kinds] if len(kinds) > 1 else []
+    names = list(kinds)
+    heads = [] if names == [NO_LABEL] else [Head(label=LabelColumn(name=name), loss=None) for name in names]
     row = {name: column[:1] for name, column in values.items()}
-    inputs, tried, _, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))
+    inputs, tried, trial, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))
+    with (
+        torch.no_grad(),
+        errors_as(DataError, f"The module {type(module).__name__} fails on the example rows"),
+    ):
+        most = getattr(module, "max_rows", None)  # of a program
+        some = {name: column[:most] for name, column in values.items()}
+        returned = inputs.apply(trial, inputs.prepare_batch(some), torch.device("cpu"))
+    check_named(returned, names)
     if set(tried) != set(kinds):
         raise ParamError(
             f"outputs names {list_names(kinds)}, and the module does not return a tensor for each of them, as a tuple "
             "in this order or as a dict with these names."
         )
-    classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, list(kinds))
+    classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, names)
     described = tuple(_describe(name, kind, tried[name], classes.get(name)) for name, kind in kinds.items())
     return SavedModel(
         module, ModelSignature(inputs=inputs, outputs=described, batch_size=inputs.rows_at_once)

@@ -185,15 +185,18 @@ def output_of_each(outputs: Any, names: Sequence[str]) -> dict[str, Tensor]:
     return by_name
 
 
+_PREFERRED = (NO_LABEL, "logits")
+
+
 def first_output(outputs: Any) -> dict[str, Tensor]:
-    """Return the first tensor that a model returned, as the prediction of a model without label columns.
+    """Return the prediction of a model without label columns: the ``logits`` of a dict, or else the first tensor.
 
     Raises:
         ParamError: if the model returned no tensor.
     """
     tensors: Iterable[Any] = ()
     if isinstance(outputs, Mapping):
-        tensors = outputs.values()
+        tensors = [*(outputs[name] for name in _PREFERRED if name in outputs), *outputs.values()]
     elif isinstance(outputs, tuple | list | Tensor):
         tensors = [outputs] if isinstance(outputs, Tensor) else outputs
     for tensor in tensors:
@@ -203,6 +206,31 @@ def first_output(outputs: Any) -> dict[str, Tensor]:
         "Param model must return a tensor with one entry per row, alone or as the first of several; it returned "
         f"{_describe(outputs)}."
     )
+
+
+def check_named(returned: Any, names: Sequence[str]) -> None:
+    """Check that the names of outputs say which tensors of a module are meant, where the user gave the names.
+
+    Args:
+        returned: what the module returned.
+        names: names of the outputs; only :data:`NO_LABEL` where the user gave none.
+
+    Raises:
+        ParamError: if a dict does not have a tensor of each name, or has several and no name was given.
+    """
+    if not isinstance(returned, Mapping):
+        return
+    tensors = [str(name) for name, value in returned.items() if isinstance(value, Tensor)]
+    if list(names) != [NO_LABEL] and not {*names} <= {*tensors}:
+        raise ParamError(
+            f"outputs names {', '.join(names)}, and the module returns a dict with the tensors "
+            f"{list_names(tensors)}. Name those that are predictions."
+        )
+    if list(names) == [NO_LABEL] and len(tensors) > 1 and not {*_PREFERRED} & {*tensors}:
+        raise ParamError(
+            f"The module returns a dict with the tensors {list_names(tensors)}, and outputs does not say which is the "
+            f"prediction. Give outputs a dict with its name, such as {{{tensors[-1]!r}: 'class'}}."
+        )
 
 
 def outputs_of_rows(returned: Any, heads: Sequence[Head], num_rows: int) -> dict[str, Tensor]:

@@ -226,6 +226,33 @@ def test_a_module_that_a_function_of_a_runner_trained_predicts(spark) -> None:
     assert [row["prediction"] for row in model.transform(rows).collect()] == ["right", "left"]
 
 
+class Kinds(nn.Module):
+    """Returns features and scores, in a dict or a tuple."""
+
+    def __init__(self, names: tuple[str, ...] = ("features", "scores")) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.features, self.scores, self.names = nn.Linear(2, 5), nn.Linear(5, 3), names
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        features = self.features(rows)
+        return dict(zip(self.names, (features, self.scores(features)), strict=True))
+
+
+PAIRS = [[1.0, 2.0], [3.0, -5.0], [-0.5, 1.0]]
+
+
+@pytest.mark.parametrize(("names", "outputs"), [(("a", "logits"), "class"), (("a", "b"), {"b": "class"})])
+def test_the_output_of_a_dict_that_is_predicted_has_a_name(spark, names, outputs) -> None:
+    rows = spark.createDataFrame([(pair,) for pair in PAIRS], "features array<double>").coalesce(1)
+    module = Kinds(names)
+    model = TorchModel.from_module(module, example=rows, outputs=outputs, labels=LABELS)
+    with torch.no_grad():
+        expected = module(torch.tensor(PAIRS))[names[1]].argmax(1)
+    assert model.labels == LABELS
+    assert [row["prediction"] for row in model.transform(rows).collect()] == [LABELS[i] for i in expected]
+
+
 class MeanOfRows(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows - rows.mean(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparkdl.errors import ParamError
-from sparkdl.model.heads import output_of_each
+from sparkdl.model.heads import NO_LABEL, check_named, first_output, output_of_each
 
 ONE, TWO = torch.zeros(2, 3), torch.ones(2, 3)
 
@@ -43,3 +43,17 @@ def test_several_label_columns_need_an_output_each():
     assert output_of_each({"b": TWO, "a": ONE}, ["a", "b"]) == {"a": ONE, "b": TWO}
     with pytest.raises(ParamError, match="for each of a, b"):
         output_of_each({"logits": ONE}, ["a", "b"])
+
+
+def test_the_prediction_without_a_name_is_the_logits_or_the_first_tensor_of_a_tuple():
+    assert first_output({"features": TWO, "logits": ONE})[NO_LABEL] is ONE
+    assert first_output(("no tensor", ONE, TWO))[NO_LABEL] is ONE
+    check_named({"scores": ONE, "hidden": (TWO,)}, [NO_LABEL])
+    check_named((ONE, TWO), [NO_LABEL])
+
+
+def test_names_of_outputs_have_to_say_which_tensors_are_meant():
+    with pytest.raises(ParamError, match="tensors features, scores, .*such as {'scores': 'class'}"):
+        check_named({"features": TWO, "scores": ONE}, [NO_LABEL])
+    with pytest.raises(ParamError, match="outputs names score, .* the tensors logits, scores"):
+        check_named({"logits": TWO, "scores": ONE}, ["score"])

@@ -338,7 +338,7 @@ def _score(raw: Column, output: ModelOutput) -> Column:
     """Return the score of the second of two classes, rounded to a mantissa of 14 bits: rows are counted by score."""
     scores = vector_to_array(raw)
     score = scores[1] - scores[0]
-    if output.kind == "binary_probability":
+    if output.kind in ("binary_probability", "class_probability"):
         probability = F.greatest(F.least(scores[1], F.lit(1 - 1e-15)), F.lit(1e-300))
         score = F.log(probability / (1 - probability))
     unit = F.pow(F.lit(2.0), F.floor(F.log2(F.abs(score))) - _SCORE_BITS)

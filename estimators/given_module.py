@@ -5,6 +5,7 @@ A fit finds the same from its training rows, in :mod:`sparkdl.estimators.fit.inp
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,8 +33,9 @@ from sparkdl.estimators.params.inputs import labels_by_column
 from sparkdl.estimators.params.table import check_entries, default_values
 from sparkdl.foreign_errors import errors_as, reading_from, store_errors
 from sparkdl.lazy import load_entry
+from sparkdl.model.decisions import BINARY, CLASSES
 from sparkdl.model.export import export_model, format_of
-from sparkdl.model.heads import NO_LABEL, Head, LabelColumn, check_named
+from sparkdl.model.heads import NO_LABEL, Head, LabelColumn, check_named, outputs_of_rows
 from sparkdl.model.losses import PredictionKind
 from sparkdl.model.program import program_of, read_program
 from sparkdl.model.saved_model import SavedModel
@@ -48,6 +50,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparkdl.data import ParquetDataset
+
+_logger = logging.getLogger(__name__)
+
+_EXACT, _ROUNDED = 1e-4, 1e-2
+"""Distances of a sum of probabilities from 1 as rounding makes them, in single and in half precision."""
 
 OUTPUT_KINDS = tuple(kind for kind in get_args(PredictionKind) if kind not in ("text", "tokens"))
 
@@ -156,8 +163,11 @@ def describe_module(
             f"outputs names {list_names(kinds)}, and the module does not return a tensor for each of them, as a tuple "
             "in this order or as a dict with these names."
         )
+    given = outputs_of_rows(returned, heads, len(next(iter(some.values()))))
     classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, names)
-    described = tuple(_describe(name, kind, tried[name], classes.get(name)) for name, kind in kinds.items())
+    described = tuple(
+        _describe(name, kind, tried[name], given[name], classes.get(name)) for name, kind in kinds.items()
+    )
     return SavedModel(
         module, ModelSignature(inputs=inputs, outputs=described, batch_size=inputs.rows_at_once)
     )
@@ -225,20 +235,73 @@ def _on_images(transform: Callable[[Any], Any], features: Mapping[str, Any]) -> 
     return load_entry("imageTransform").TransformedImages(column=column, transform=transform)
 
 
-def _describe(name: str, kind: PredictionKind, tensor: Tensor, classes: Sequence[Any] | None) -> ModelOutput:
-    """Return the description of an output, from the tensor that the module returned for one row.
+def _check_numbers(name: str, kind: PredictionKind, rows: Tensor) -> None:
+    """Check that an output of example rows can mean what the user says: probabilities, or scores that are none.
 
     Raises:
-        ParamError: if the tensor has not the shape that the kind needs, or the number of classes differs.
+        ParamError: if it cannot; the message names the kind that fits.
+    """
+    numbers = rows.double()
+    are_between = bool(((numbers > -_EXACT) & (numbers < 1 + _EXACT)).all())
+    distance = float((numbers.sum(dim=1) - 1).abs().max()) if numbers.ndim > 1 else 1.0
+    found, fitting = "", ""
+    has_class_each = kind == "class" or (kind in BINARY and numbers.shape[1:] == (2,))
+    if has_class_each and are_between and distance < _EXACT:
+        found, fitting = "which are between 0 and 1 and add up to 1, as probabilities do", "class_probability"
+    elif kind == "class_probability" and not (are_between and distance < _ROUNDED):
+        found, fitting = "which are no probabilities that add up to 1", "class"
+    elif kind == "binary_probability" and not are_between:
+        found, fitting = "which are not all between 0 and 1", "binary_logit"
+    if found:
+        raise ParamError(
+            f"outputs is {kind!r} for {name!r}, and the first example row has {_first_numbers(rows)}, {found}. Set it "
+            f"to {fitting!r}."
+        )
+    if kind == "binary_logit" and are_between and len(rows) > 1:
+        _logger.warning(
+            "outputs is 'binary_logit' for %r, and all of %d example rows have numbers between 0 and 1. If the module "
+            "ends with a sigmoid, set it to 'binary_probability'.",
+            name,
+            len(rows),
+        )
+
+
+def _first_numbers(rows: Tensor) -> str:
+    return list_names(f"{number:.4g}" for number in rows[0].flatten().tolist())
+
+
+def _describe(
+    name: str, kind: PredictionKind, tensor: Tensor, rows: Tensor, classes: Sequence[Any] | None
+) -> ModelOutput:
+    """Return the description of an output.
+
+    Args:
+        name: name of the output.
+        kind: what the user says that it means.
+        tensor: tensor that the module returned for one row.
+        rows: tensor that it returned for the example rows.
+        classes: labels of the classes; None for their numbers.
+
+    Raises:
+        ParamError: if a tensor has not the shape that the kind needs, or other values, or the number of classes
+            differs.
     """
     num_classes = None
-    if kind in ("class", "class_margin"):
-        if tensor.ndim < 2:
+    if kind in CLASSES:
+        if tensor.ndim < 2 or tensor.shape[1] < 2:
             raise ParamError(
-                f"outputs is {kind!r} for {name!r}, which takes one score per class, and the module returned shape "
-                f"{tuple(tensor.shape)} for 1 row."
+                f"outputs is {kind!r} for {name!r}, which takes one number per class, and the module returned shape "
+                f"{tuple(tensor.shape)} for 1 row. One number for the second of two classes is 'binary_logit', or "
+                "'binary_probability' if the module ends with a sigmoid."
             )
         num_classes = int(tensor.shape[1])
+    _check_numbers(name, kind, rows)
+    if classes is not None and kind in BINARY and tuple(tensor.shape[1:]) == (2,):
+        raise ParamError(
+            f"outputs is {kind!r} for {name!r}, which takes one number for two classes, and the module returns two, "
+            "which would be two labels per row. One number per class is 'class', or 'class_probability' if the module "
+            "ends with a softmax."
+        )
     if classes is not None:
         expected = num_classes or (2 if kind != "value" else None)
         if expected != len(classes):

@@ -149,11 +149,12 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             example: DataFrame with the feature columns. Up to 100 rows without nulls are read; they have to be like
                 those to predict, so that arrays that may differ in length do so.
             outputs: meaning of the module's output: ``"value"``; ``"class"``, one score per class, whose softmax is
-                the probabilities; ``"class_margin"``, scores that give no probabilities; ``"binary_logit"`` and
-                ``"binary_probability"``, one number for the second of two classes. For several outputs a dict of
-                these by the output's name, as the module names them in a dict or orders them in a tuple.
-            labels: labels of the classes, in the order of the scores: strings, booleans or integers; None for their
-                numbers. For several outputs a dict by the output's name.
+                the probabilities; ``"class_probability"``, these probabilities; ``"class_margin"``, scores that give
+                none; ``"binary_logit"`` and ``"binary_probability"``, one number for the second of two classes. Of a
+                dict that the module returns it is the entry ``logits``, of a tuple the first tensor. For another entry,
+                or several, a dict of meanings by name, as the module names them in a dict or orders them in a tuple.
+            labels: labels of the classes, each once, in the order of the scores: strings, booleans or integers; None
+                for their numbers. For several outputs a dict by the output's name.
             featuresCol: feature column, or a list of them.
             passFeaturesBy: as for :class:`~sparkdl.estimators.TorchEstimator`.
             prepareFeatures: function that makes the module's inputs of the columns.
@@ -165,8 +166,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
                 ``predictionBatchSize``.
 
         Raises:
-            ParamTypeError: if ``module`` is none of these.
-            ParamError: if there is no such file or logged model, an argument does not fit what the module returns, or
+            ParamTypeError: if ``module`` is none of these, or ``labels`` cannot be labels.
+            ParamError: if there is no such file or logged model, an argument does not fit what the module returns for
+                the example rows, such as ``"class"`` for probabilities that have been through a softmax, or
                 a row's output depends on other rows.
             DataError: if the columns are missing, have no rows without nulls, or do not fit the module.
         """

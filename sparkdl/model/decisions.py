@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from sparkdl.model.signature import ModelOutput
 
 BINARY = ("binary_logit", "binary_probability")
-_CLASSES = ("class", "class_margin")
+CLASSES = ("class", "class_margin", "class_probability")
 
 
 def has_scores(output: ModelOutput) -> bool:
     """Return whether an output has a score for each class of a row."""
-    return output.kind in (*BINARY, *_CLASSES) and not output.shape
+    return output.kind in (*BINARY, *CLASSES) and not output.shape
 
 
 def has_probabilities(output: ModelOutput) -> bool:
@@ -115,10 +115,10 @@ def with_thresholds(
 def decide(outputs: Tensor, kind: PredictionKind) -> Tensor:
     """Turn a module's outputs into predictions.
 
-    ``"class"`` and ``"class_margin"``: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and
-    ``"binary_probability"``: 1 above 0 or 0.5, else 0; ``"value"``, ``"text"`` and ``"tokens"``: the output itself.
+    Kinds of classes: index of the largest of ``(N, classes, ...)``; ``"binary_logit"`` and ``"binary_probability"``: 1
+    above 0 or 0.5, else 0; ``"value"``, ``"text"`` and ``"tokens"``: the output itself.
     """
-    if kind in ("class", "class_margin"):
+    if kind in CLASSES:
         return outputs.argmax(dim=1)
     if kind == "binary_logit":
         return outputs > 0

@@ -22,7 +22,14 @@ from sparkdl.errors import ParamError
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 PredictionKind: TypeAlias = Literal[
-    "class", "class_margin", "binary_logit", "binary_probability", "value", "text", "tokens"
+    "class",
+    "class_margin",
+    "class_probability",
+    "binary_logit",
+    "binary_probability",
+    "value",
+    "text",
+    "tokens",
 ]
 
 _CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
@@ -103,7 +110,8 @@ def prediction_kind(loss: LossFunction) -> PredictionKind:
 
     ``"class"``: one score per class; their softmax is the probabilities, and the index of the largest the prediction.
     ``"class_margin"``: the same for scores that give no probabilities. ``"binary_logit"`` and
-    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction.
+    ``"binary_probability"``: the prediction is 1 above 0 and above 0.5. ``"value"``: the output is the prediction. No
+    loss has the kind ``"class_probability"``, where the outputs are the probabilities of the classes.
     """
     if isinstance(loss, nn.MultiMarginLoss):
         return "class_margin"

@@ -21,6 +21,7 @@ from torch import Tensor
 from sparkdl.errors import DataError, SparkdlError, list_names
 from sparkdl.model.decisions import (
     BINARY,
+    CLASSES,
     class_probabilities,
     class_scores,
     decide,
@@ -242,7 +243,7 @@ def _is_nan(outputs: Tensor, output: ModelOutput) -> Tensor:
     if output.kind == "class":
         # The softmax is NaN if a score is +infinity or all log-probabilities are -infinity.
         is_nan = ~outputs.amax(dim=1).isfinite()
-    elif output.kind == "class_margin":
+    elif output.kind in CLASSES:
         is_nan = outputs.amax(dim=1).isnan()
     else:
         is_nan = outputs.isnan()

@@ -253,6 +253,20 @@ def test_the_output_of_a_dict_that_is_predicted_has_a_name(spark, names, outputs
     assert [row["prediction"] for row in model.transform(rows).collect()] == [LABELS[i] for i in expected]
 
 
+def test_probabilities_of_classes_are_the_outputs_themselves(spark) -> None:
+    rows = spark.createDataFrame([(pair,) for pair in PAIRS], "features array<double>").coalesce(1)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1))
+    model = TorchModel.from_module(
+        module, example=rows, outputs="class_probability", labels=["no", "yes"], probabilityCol="p"
+    )
+    with torch.no_grad():
+        expected = module(torch.tensor(PAIRS))
+    scored = model.transform(rows).collect()
+    np.testing.assert_allclose([row["p"].toArray() for row in scored], expected, rtol=1e-5)
+    assert [row["prediction"] for row in scored] == [("no", "yes")[i] for i in expected.argmax(1)]
+
+
 class MeanOfRows(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows - rows.mean(0)
@@ -263,6 +277,8 @@ def test_modules_and_arguments_that_do_not_fit_are_refused_with_what_to_do(spark
         [([1.0, 2.0], None), ([3.0, 5.0], None)], "features array<double>, none double"
     )
     module = nn.Linear(2, 3)
+    softmax, far = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)), nn.Linear(2, 1)
+    nn.init.constant_(far.bias, 9)
     refused = [
         (ParamTypeError, "Call TorchModel.from_module", lambda: TorchModel(module)),
         (
@@ -294,6 +310,24 @@ def test_modules_and_arguments_that_do_not_fit_are_refused_with_what_to_do(spark
             ParamError,
             "outputs names one, two",
             lambda: TorchModel.from_module(module, example=rows, outputs={"one": "value", "two": "value"}),
+        ),
+        *(
+            (
+                kind,
+                words,
+                lambda outputs=outputs, labels=labels, of=of: TorchModel.from_module(
+                    of, example=rows, outputs=outputs, labels=labels
+                ),
+            )
+            for kind, words, outputs, labels, of in (
+                (ParamError, "'class' for 'prediction', .*'binary_logit'", "class", None, nn.Linear(2, 1)),
+                (ParamError, "add up to 1.*'class_probability'", "class", None, softmax),
+                (ParamError, "add up to 1.*'class_probability'", "binary_probability", None, softmax),
+                (ParamError, "no probabilities.*'class'", "class_probability", None, module),
+                (ParamError, "not all between 0 and 1.*'binary_logit'", "binary_probability", None, far),
+                (ParamError, "two labels per row.*'class'", "binary_logit", ["a", "b"], nn.Linear(2, 2)),
+                (ParamError, "tensors features, scores", "class", None, Kinds()),
+            )
         ),
         (ParamError, "beside another", lambda: TorchModel.from_module(MeanOfRows(), example=rows)),
         (DataError, "does not fit the model", lambda: TorchModel.from_module(nn.Linear(3, 1), example=rows)),

@@ -29,7 +29,7 @@ from sparkdl.estimators.fit.inputs import (
 )
 from sparkdl.estimators.fit.probe import prediction_shape, try_outputs
 from sparkdl.estimators.params.estimator import _TorchEstimatorParams
-from sparkdl.estimators.params.inputs import labels_by_column
+from sparkdl.estimators.params.inputs import to_label_list
 from sparkdl.estimators.params.table import check_entries, default_values
 from sparkdl.foreign_errors import errors_as, reading_from, store_errors
 from sparkdl.lazy import load_entry
@@ -164,7 +164,7 @@ def describe_module(
             "in this order or as a dict with these names."
         )
     given = outputs_of_rows(returned, heads, len(next(iter(some.values()))))
-    classes = labels if isinstance(labels, Mapping) else labels_by_column(labels, names)
+    classes = _labels_by_output(labels, names)
     described = tuple(
         _describe(name, kind, tried[name], given[name], classes.get(name)) for name, kind in kinds.items()
     )
@@ -233,6 +233,38 @@ def _on_images(transform: Callable[[Any], Any], features: Mapping[str, Any]) -> 
             "take prepareFeatures, which gets all of them."
         )
     return load_entry("imageTransform").TransformedImages(column=column, transform=transform)
+
+
+def _labels_by_output(
+    labels: Sequence[Any] | Mapping[str, Sequence[Any]] | None, names: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Return the labels of the classes of each output that has some, by its name, as Param ``labels`` takes them.
+
+    Raises:
+        ParamError: if they do not say for which output they are, or there is no such output.
+        ParamTypeError: if they cannot be labels.
+    """
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping):
+        if len(names) > 1:
+            raise ParamError(
+                f"labels is a list, and outputs names {', '.join(names)}. Give labels a dict, with a list by the name "
+                "of each output of classes."
+            )
+        labels = {names[0]: labels}
+    if unknown := [name for name in labels if name not in names]:
+        raise ParamError(
+            f"labels has {', '.join(map(repr, unknown))}, and the outputs are {', '.join(map(repr, names))}. "
+            + ("Give a list." if names == [NO_LABEL] else "Give the labels by these names.")
+        )
+    found = {}
+    for name, value in labels.items():
+        try:
+            found[name] = to_label_list(value)
+        except TypeError as error:
+            raise ParamTypeError(f"labels cannot be used for {name!r}: {error}.") from error
+    return found
 
 
 def _check_numbers(name: str, kind: PredictionKind, rows: Tensor) -> None:

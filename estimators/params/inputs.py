@@ -56,11 +56,16 @@ _LISTS = (list, tuple, range, np.ndarray)
 def _to_labels(value: Any) -> Sequence[Any]:
     """Convert to a list of labels, or to a list of such lists, with None for a column whose labels are not given."""
     if isinstance(value, _LISTS) and any(one is None or isinstance(one, _LISTS) for one in value):
-        return [None if one is None else _to_list(one) for one in value]
-    return _to_list(value)
+        return [None if one is None else to_label_list(one) for one in value]
+    return to_label_list(value)
 
 
-def _to_list(value: Any) -> list[Any]:
+def to_label_list(value: Any) -> list[Any]:
+    """Convert to the labels of the classes of one output.
+
+    Raises:
+        TypeError: if they are not distinct, or of another type.
+    """
     items = list(value) if isinstance(value, _LISTS) else []
     values = [one.item() if isinstance(one, np.generic) else one for one in items]
     labels = [int(one) if isinstance(one, float) and one.is_integer() else one for one in values]

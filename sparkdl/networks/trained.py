@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ class TrainedModel:
         network: the network.
         prepare: function that makes its inputs of a column, saved with the model.
         kind: meaning of its outputs.
-        labels: labels of the classes; None if they are not known, or it predicts no classes.
+        labels: labels of the classes, each once; None if they are not known, or it predicts no classes.
     """
 
     network: nn.Module
@@ -147,7 +148,9 @@ def load_trained(source: Source, *, column: str, max_length: int, weights: str |
         inputs = TransformedImages(column=column, transform=transform)
         if source.task == IMAGE_EMBEDDINGS:
             return TrainedModel(network=without_classifier(module), prepare=inputs, kind="value", labels=None)
-        return TrainedModel(network=module, prepare=inputs, kind="class", labels=labels)
+        return TrainedModel(
+            network=module, prepare=inputs, kind="class", labels=labels and tell_apart(labels)
+        )
     if weights is not None:
         raise ParamError(
             f"weights is {weights!r}, which are for a network of timm or torchvision, and {source.name!r} has its own."
@@ -259,13 +262,22 @@ class ImageProcessor:
         return pixels
 
 
+def tell_apart(labels: Sequence[str]) -> tuple[str, ...]:
+    """Return labels of classes with the number of the class behind those that several classes have.
+
+    Of ImageNet's classes two are called crane, the bird and the machine.
+    """
+    count = Counter(labels)
+    return tuple(f"{label} ({number})" if count[label] > 1 else label for number, label in enumerate(labels))
+
+
 def _classes_of(config: Any) -> tuple[PredictionKind, tuple[str, ...] | None]:
     """Return the meaning of a classifier's outputs, and the labels of its classes, from its configuration."""
     if config.num_labels == 1 or config.problem_type == "regression":
         return "value", None
     if config.problem_type == "multi_label_classification":
         return "binary_logit", None
-    return "class", tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    return "class", tell_apart([str(config.id2label[index]) for index in range(config.num_labels)])
 
 
 def _check_trained(loading: Mapping[str, Any], source: Source, *, is_embedding: bool) -> None:

@@ -246,7 +246,7 @@ PAIRS = [[1.0, 2.0], [3.0, -5.0], [-0.5, 1.0]]
 def test_the_output_of_a_dict_that_is_predicted_has_a_name(spark, names, outputs) -> None:
     rows = spark.createDataFrame([(pair,) for pair in PAIRS], "features array<double>").coalesce(1)
     module = Kinds(names)
-    model = TorchModel.from_module(module, example=rows, outputs=outputs, labels=LABELS)
+    model = TorchModel.from_module(module, example=rows, outputs=outputs, labels=np.array(LABELS))
     with torch.no_grad():
         expected = module(torch.tensor(PAIRS))[names[1]].argmax(1)
     assert model.labels == LABELS
@@ -327,6 +327,9 @@ def test_modules_and_arguments_that_do_not_fit_are_refused_with_what_to_do(spark
                 (ParamError, "not all between 0 and 1.*'binary_logit'", "binary_probability", None, far),
                 (ParamError, "two labels per row.*'class'", "binary_logit", ["a", "b"], nn.Linear(2, 2)),
                 (ParamError, "tensors features, scores", "class", None, Kinds()),
+                (ParamTypeError, "each once", "class", ["a", "b", "a"], module),
+                (ParamTypeError, "all strings, booleans or whole", "class", ["a", "b", 1], module),
+                (ParamError, "labels has 'zzz'.*Give a list", "class", {"zzz": LABELS}, module),
             )
         ),
         (ParamError, "beside another", lambda: TorchModel.from_module(MeanOfRows(), example=rows)),

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sparkdl.errors import DataError, ParamError
 from sparkdl.networks.images import TransformedImages
-from sparkdl.networks.trained import IMAGES, Source, find_source, load_trained
+from sparkdl.networks.trained import IMAGES, Source, find_source, load_trained, tell_apart
 from tests.unit.networks.image_libraries import TIMM, TORCHVISION, keep_weights
 from tests.unit.networks.pretrained_folders import write_folder
 
@@ -217,3 +217,7 @@ def test_rows_that_are_not_images_and_transforms_that_fail_name_the_row():
 def test_a_revision_is_refused_for_what_is_not_on_the_hub(name):
     with pytest.raises(ParamError, match="revision is 'main'.*Leave it out"):
         find_source(name, task=None, revision="main")
+
+
+def test_classes_with_one_label_are_told_apart_by_their_numbers() -> None:
+    assert tell_apart(["crane", "tern", "crane"]) == ("crane (0)", "tern", "crane (2)")

@@ -19,7 +19,7 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
-from sparkdl.data.spark.columns import check_case, check_frame, quote
+from sparkdl.data.spark.columns import check_case, check_frame, quote, stored_type
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError, count_of, list_names
 from sparkdl.estimators.scoring.columns import value_type
@@ -308,9 +308,8 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weigh
     columns = []
     for index, (output, label) in enumerate(zip(outputs, labels, strict=True)):
         of_label = (lambda name, field=output.name: F.col(name)[field]) if len(outputs) > 1 else F.col
-        kind = value_type(output)
         columns += [
-            _label(F.col(quote(label)).cast(kind), output, kind).alias(f"label{index}"),
+            label_of(dataset, label, output).alias(f"label{index}"),
             of_label(prediction).alias(f"prediction{index}"),
             (_score(of_label(raw), output) if is_scored(output) else F.lit(0.0)).alias(f"score{index}"),
         ]
@@ -318,10 +317,26 @@ def _answers(model: TorchModel, dataset: DataFrame, labels: Sequence[str], weigh
     return scored.select(*columns, weights.alias("weight"))
 
 
-def _label(label: Column, output: ModelOutput, kind: str) -> Column:
-    """Return the labels that count: null for NaN, and for a class number below 0, which losses ignore."""
+def label_of(dataset: DataFrame, name: str, output: ModelOutput) -> Column:
+    """Return a column of labels in the type of the classes or numbers that an output predicts.
+
+    It is null for NaN, and for a number below 0 where the classes are numbered, as losses ignore it.
+
+    Raises:
+        DataError: if the column holds strings, and the model predicts numbers.
+    """
+    kind = value_type(output)
+    label = F.col(quote(name)).cast(kind)
     if kind != "double":
         return label
+    if stored_type(dataset.schema[name].dataType) == ("string", "object", 0):
+        remedy = (
+            "Cast the column to a number."
+            if output.kind == "value" or output.classes is not None
+            else "Say which string each number stands for: with labels=[...] where the model is made, by "
+            "TorchModel.from_module or from_pretrained."
+        )
+        raise DataError(f"Column {name!r} holds strings, and the model predicts numbers. {remedy}")
     label = F.nanvl(label, F.lit(None).cast("double"))
     return F.when(label >= 0, label) if output.kind != "value" and output.classes is None else label
 

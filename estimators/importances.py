@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from sparkdl.checks import check_counts, check_integer
 from sparkdl.data import ParquetFeed
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
-from sparkdl.data.spark.columns import check_case, check_frame, quote, with_doubles
+from sparkdl.data.spark.columns import check_case, check_frame, quote
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import DataError, ParamError
-from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation, is_scored
+from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation, is_scored, label_of
 from sparkdl.estimators.summary import ShownAsText, plots
 from sparkdl.model.heads import class_numbers
 from sparkdl.model.predictor import Answer, Predictor
@@ -116,38 +116,18 @@ def measure_importances(
     if len(outputs) != 1 or len(names) != 1 or outputs[0].is_sequence or outputs[0].shape:
         raise ParamError("featureImportances takes a model that predicts one class or one number per row.")
     (output,), (label,) = outputs, names
-    features, trained = model.getFeaturesCols(), saved.signature.inputs.columns
     weight = model._weight_column()
-    columns = list(dict.fromkeys([*features, label, *([weight] if weight else [])]))
-    check_case(dataset, columns)
-    for name in columns:
+    read = [label, *([weight] if weight else [])]
+    check_case(dataset, read)
+    for name in read:
         if name not in dataset.columns:
             raise missing_column_error(name, dataset.columns)
-    numbers = [name for name, column in zip(features, trained, strict=True) if column.kind != "decimal"]
-    rows = with_doubles(
-        dataset.select(*map(quote, columns)), [*numbers, label, *([weight] if weight else [])]
-    )
-    nullable = [name for name, column in zip(features, trained, strict=True) if column.takes_nulls]
-    with tempfile.TemporaryDirectory(prefix="sparkdl-importances-") as folder:
-        described = describe_first_rows(
-            rows.orderBy(F.rand(seed)),
-            columns,
-            folder,
-            num_rows=num_rows,
-            vector_dtype="float64",
-            allow_ragged=True,
-            nullable=nullable,
-        ).with_nulls(dict.fromkeys(nullable))
-        with ParquetFeed(described, batch_size=num_rows, shuffle=False) as feed:
-            (values,) = [{name: np.array(array) for name, array in batch.items()} for batch in feed.epoch(0)]
-    inputs = {column.name: values[name] for name, column in zip(features, trained, strict=True)}
+    features, labels, weights = _draw_rows(model, dataset, label, weight, num_rows=num_rows, seed=seed)
     predictor = Predictor(saved)
-    _, without = predictor.answer_complete(inputs, ("prediction",))
-    counted = np.ones(len(values[label]), bool) if without is None else ~without
-    counted &= _have_labels(values[label], output)
-    inputs = {name: array[counted] for name, array in inputs.items()}
-    labels = values[label][counted]
-    weights = values[weight][counted].astype(np.float64) if weight else None
+    _, without = predictor.answer_complete(features, ("prediction",))
+    counted = np.ones(len(labels), bool) if without is None else ~without
+    inputs = {name: array[counted] for name, array in features.items()}
+    labels, weights = labels[counted], None if weights is None else weights[counted]
     if not len(labels):
         raise DataError("No row has both a label and features that the model can predict.")
     if weights is not None and not ((weights >= 0) & np.isfinite(weights)).all():
@@ -169,7 +149,7 @@ def measure_importances(
         raise DataError(
             f"{name} of {len(labels):,} drawn rows is NaN, as all of them have the same label. Raise num_rows."
         )
-    units = list(_units(trained))
+    units = list(_units(saved.signature.inputs.columns))
     falls = np.zeros((len(units), num_repeats))
     for number, (_, column, element) in enumerate(units):
         for repeat in range(num_repeats):
@@ -186,6 +166,36 @@ def measure_importances(
     )
 
 
+def _draw_rows(
+    model: TorchModel, dataset: DataFrame, label: str, weight: str | None, *, num_rows: int, seed: int
+) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[Any], npt.NDArray[np.float64] | None]:
+    """Return features of random rows, by the names of the model's columns, their labels, and their weights or None.
+
+    They are rows that ``evaluate`` counts: those that have a label, and features as ``transform`` takes them.
+    """
+    trained, (output,) = model.saved.signature.inputs.columns, model.saved.signature.outputs
+    names = model.getFeaturesCols()
+    labels, weights = (f"_{model.uid}_{what}" for what in ("label", "weight"))
+    others = [label_of(dataset, label, output).alias(labels)]
+    others += [F.col(quote(weight)).cast("double").alias(weights)] if weight else []
+    rows = model._select_features(dataset, *others)
+    nullable = [name for name, column in zip(names, trained, strict=True) if column.takes_nulls]
+    with tempfile.TemporaryDirectory(prefix="sparkdl-importances-") as folder:
+        described = describe_first_rows(
+            rows.orderBy(F.rand(seed)),
+            rows.columns,
+            folder,
+            num_rows=num_rows,
+            vector_dtype="float64",
+            allow_ragged=True,
+            nullable=nullable,
+        ).with_nulls(dict.fromkeys(nullable))
+        with ParquetFeed(described, batch_size=num_rows, shuffle=False) as feed:
+            (values,) = [{name: np.array(array) for name, array in batch.items()} for batch in feed.epoch(0)]
+    features = {column.name: values[name] for name, column in zip(names, trained, strict=True)}
+    return features, values[labels], values[weights] if weight else None
+
+
 def _reorder(values: npt.NDArray[Any], element: int | None, order: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Return values whose rows, or one element of each, come from other rows."""
     if element is None:
@@ -193,16 +203,6 @@ def _reorder(values: npt.NDArray[Any], element: int | None, order: npt.NDArray[n
     reordered = values.copy()
     reordered[:, element] = values[order, element]
     return reordered
-
-
-def _have_labels(labels: npt.NDArray[Any], output: ModelOutput) -> npt.NDArray[np.bool_]:
-    """Return which rows have a label, as ``evaluate`` counts them: not NaN, nor below 0 for the number of a class."""
-    have = np.ones(len(labels), bool)
-    if labels.dtype.kind == "f":
-        have &= ~np.isnan(labels)
-    if output.kind != "value" and output.classes is None:
-        have &= labels >= 0
-    return have
 
 
 def _units(columns: tuple[Column, ...]) -> Iterator[tuple[str, str, int | None]]:

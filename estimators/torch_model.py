@@ -488,10 +488,10 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
         }
         return dataset.withColumn(scores, scored).withColumns(parts).drop(scores)
 
-    def _select_features(self, dataset: DataFrame) -> DataFrame:
-        """The feature columns alone, with the types that the model accepts."""
+    def _select_features(self, dataset: DataFrame, *more: Column) -> DataFrame:
+        """The feature columns with the types that the model accepts, and what is given, without other columns."""
         fields = self._feature_fields(dataset)
-        return dataset.select(*[F.col(quote(field.name)).cast(field.dataType) for field in fields])
+        return dataset.select(*[F.col(quote(field.name)).cast(field.dataType) for field in fields], *more)
 
     def _feature_fields(self, dataset: DataFrame) -> list[StructField]:
         """The fields of the feature columns, with the types that the model accepts."""

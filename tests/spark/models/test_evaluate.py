@@ -106,6 +106,16 @@ def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_mo
     ):
         model.copy({model.labelCol: "number"}).evaluate(rows)
     numbered = TorchModel.from_module(nn.Identity(), example=rows, outputs="class", labelCol="price")
+    for measured in (
+        numbered.copy({numbered.labelCol: "letter"}),
+        TorchModel.from_module(FirstNumber(), example=rows, labelCol="letter"),
+    ):
+        for measure in (measured.evaluate, measured.featureImportances):
+            with pytest.raises(DataError, match="'letter' holds strings, .*(labels=|Cast the column)"):
+                measure(rows)
+    of_strings = model.copy({model.labelCol: "number"})
+    with pytest.raises(DataError, match="none of the 3 classes"):
+        of_strings.featureImportances(rows)
     missing = rows.withColumn(
         "price", F.expr("CASE number WHEN 0 THEN 0D WHEN 1 THEN DOUBLE('NaN') ELSE -100D END")
     )

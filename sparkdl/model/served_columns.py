@@ -1,7 +1,8 @@
 """Converts the pandas columns of a served request to the dtypes of the model's training data.
 
 Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the dtype of the training
-cannot hold raise an error, and so do timestamps without a time zone if the training had instants. Spark's
+cannot hold raise an error, and so do timestamps without a time zone if the training had instants, and
+those with one if it had clock times. Spark's
 ``toPandas()`` and pandas UDFs make such timestamps of instants, in the session's time zone; when its clock is put back,
 two instants have one clock time. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON
 becomes one of them.
@@ -205,6 +206,11 @@ def _microseconds(value: Any, column: Column) -> int:
             "instants: which one that is depends on the zone. Give whole microseconds since 1970 in UTC, which Spark's "
             "unix_micros(column) makes, before toPandas() and for spark_udf, too; or times with their zone, as "
             "tz_localize makes in pandas, and 2026-01-31T12:00:00Z is in JSON."
+        )
+    if has_zone and not column.is_utc:
+        raise DataError(
+            f"Column {column.name!r} holds the instant {value}, and the model was trained on clock times without a "
+            "time zone. Give the time that the clock showed, without its zone."
         )
     return micros
 

@@ -215,6 +215,8 @@ def with_doubles(df: DataFrame, columns: Sequence[str]) -> DataFrame:
 def check_like(field: StructField, column: Column) -> None:
     """Check that a column of a DataFrame holds the same kind of values as a dataset's column; number types may differ.
 
+    Instants and clock times without a time zone are of different kinds.
+
     Raises:
         DataError: if it does not.
     """
@@ -226,6 +228,14 @@ def check_like(field: StructField, column: Column) -> None:
         raise DataError(
             f"Column {field.name!r} holds {field.dataType.simpleString()}, and the model was trained on "
             f"{arrays}{kind}{'s' if kind == 'number' else ' values'}. Bring it to that type."
+        )
+    if kind == "timestamp" and column.is_utc == ("timestamp_ntz" in field.dataType.simpleString()):
+        holds, trained = "instants", "clock times without a time zone (timestamp_ntz)"
+        if column.is_utc:
+            holds, trained = "clock times without a time zone", "instants (timestamp)"
+        raise DataError(
+            f"Column {field.name!r} holds {field.dataType.simpleString()}, {holds}, and the model was trained on "
+            f"{trained}. Cast it, after setting spark.sql.session.timeZone to the zone whose clock shows these times."
         )
 
 

@@ -220,7 +220,7 @@ def test_a_null_inside_an_array_is_an_error_on_every_spark(spark, kind):
         "date": ("date", "datetime64[D]"),
     }
     what, dtype = stored.get(kind, ("timestamp", "datetime64[us]"))
-    column = Column(name="v", dtype=dtype, kind=what, shape=(2,))
+    column = Column(name="v", dtype=dtype, kind=what, shape=(2,), is_utc=kind == "timestamp")
     inputs = ModelInputs(
         columns=(column,), inputs=(ModelInput(name="v", dtype="float64"),), prepare=as_numbers
     )

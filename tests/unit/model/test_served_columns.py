@@ -155,10 +155,15 @@ def test_every_form_of_an_instant_is_the_same_one(micros, offset):
         forms += [float(micros), pd.Timestamp(instant)]
         frame = pd.Series(pd.to_datetime([micros], unit="us", utc=True)).dt.tz_convert("Africa/Monrovia")
         assert to_column_dtype(frame, INSTANTS).astype(np.int64).tolist() == [micros]
-    for column in (INSTANTS, CLOCK_TIMES):
-        found = to_column_dtype(pd.Series(forms, dtype=object), column)
-        assert found.dtype == "datetime64[us]"
-        assert found.astype(np.int64).tolist() == [micros] * len(forms)
+    found = to_column_dtype(pd.Series(forms, dtype=object), INSTANTS)
+    assert found.dtype == "datetime64[us]"
+    assert found.astype(np.int64).tolist() == [micros] * len(forms)
+    for form in forms:
+        if isinstance(form, int | float | np.integer):
+            assert to_column_dtype(pd.Series([form]), CLOCK_TIMES).astype(np.int64).tolist() == [micros]
+            continue
+        with pytest.raises(DataError, match="'t' holds the instant .* trained on clock times"):
+            to_column_dtype(pd.Series([form], dtype=object), CLOCK_TIMES)
 
 
 NAIVE = [

@@ -13,6 +13,16 @@ TRAINED = {
     "an array": Column(name="x", dtype="float32", shape=(4,)),
     "tokens": Column(name="x", dtype="object", kind="ragged", lengths=(None,), element=("number", "int64")),
     "a string": Column(name="x", dtype="object", kind="string"),
+    "an instant": Column(name="x", dtype="datetime64[us]", kind="timestamp", is_utc=True),
+    "a clock time": Column(name="x", dtype="datetime64[us]", kind="timestamp"),
+    "instants": Column(
+        name="x",
+        dtype="object",
+        kind="ragged",
+        lengths=(None,),
+        element=("timestamp", "datetime64[us]"),
+        is_utc=True,
+    ),
 }
 LIKE = [
     ("a number", T.LongType()),
@@ -21,6 +31,9 @@ LIKE = [
     ("an array", VectorUDT()),
     ("tokens", T.ArrayType(T.IntegerType())),
     ("a string", T.StringType()),
+    ("an instant", T.TimestampType()),
+    ("a clock time", T.TimestampNTZType()),
+    ("instants", T.ArrayType(T.TimestampType())),
 ]
 UNLIKE = [
     ("a number", T.StringType(), "'x' holds string, and the model was trained on numbers"),
@@ -29,6 +42,9 @@ UNLIKE = [
     ("an array", T.DoubleType(), "'x' holds double, .* trained on arrays of numbers"),
     ("tokens", T.ArrayType(T.ArrayType(T.LongType())), "trained on arrays of numbers"),
     ("a string", T.BinaryType(), "'x' holds binary, .* trained on string values"),
+    ("an instant", T.TimestampNTZType(), "holds timestamp_ntz, clock times .* trained on instants"),
+    ("a clock time", T.TimestampType(), "holds timestamp, instants, .* trained on clock times"),
+    ("instants", T.ArrayType(T.TimestampNTZType()), "holds array<timestamp_ntz>, clock times"),
     ("a number", T.MapType(T.StringType(), T.LongType()), "'x' holds map<string,bigint>"),
 ]
 
@@ -43,7 +59,7 @@ def test_decimals_are_doubles_also_inside_of_arrays():
 
 
 @pytest.mark.parametrize(("trained", "data_type"), LIKE)
-def test_numbers_of_any_type_are_accepted_for_numbers(trained, data_type):
+def test_values_of_the_same_kind_are_accepted(trained, data_type):
     check_like(T.StructField("x", data_type), TRAINED[trained])
 
 

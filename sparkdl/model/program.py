@@ -99,8 +99,9 @@ def read_program(content: bytes, source: str) -> NetworkProgram:
     is_script = any(part.startswith("code/") for part in parts)
     if not is_script and "data.pkl" in parts:
         raise ParamError(
-            f"{source} holds what torch.save wrote, which is weights or a pickle and not a network. Make the network, "
-            "load them with module.load_state_dict(torch.load(path)), and give the module."
+            f"{source} holds what torch.save wrote: weights, or a pickle of a whole module. For weights, make the "
+            "module, call module.load_state_dict(torch.load(path)), and give the module. For a whole module, give "
+            "torch.load(path, weights_only=False), which runs code in the file: load only what you trust."
         )
     with errors_as(ParamError, f"{source} cannot be read as the file of a network", takes):
         if not is_script:

@@ -60,10 +60,12 @@ def test_models_that_mlflow_logged_are_loaded_by_their_uris(network, tracked: Pa
 
 def test_what_is_no_network_is_refused_with_what_to_give(network, tmp_path) -> None:
     torch.save(network.state_dict(), tmp_path / "weights.pt")
+    torch.save(network, tmp_path / "whole.pt")
     for source, kind, words in (
         (3, ParamTypeError, "got builtins.int"),
         (str(tmp_path / "no.pt"), ParamError, "There is no file .*TorchModel.from_pretrained"),
         (str(tmp_path / "weights.pt"), ParamError, "weights.pt holds what torch.save wrote.*load_state_dict"),
+        (str(tmp_path / "whole.pt"), ParamError, "whole module, give torch.load.path, weights_only=False"),
         (exported(network).module(), ParamError, "has no eval.. mode.*give the program itself"),
     ):
         with pytest.raises(kind, match=words):

@@ -37,7 +37,7 @@ from sparkdl.model.decisions import BINARY, CLASSES
 from sparkdl.model.export import export_model, format_of
 from sparkdl.model.heads import NO_LABEL, Head, LabelColumn, check_named, outputs_of_rows
 from sparkdl.model.losses import PredictionKind
-from sparkdl.model.program import program_of, read_program
+from sparkdl.model.program import NetworkProgram, program_of, read_program
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
 from sparkdl.tracking.torch_model import is_logged, load_logged
@@ -146,7 +146,7 @@ def describe_module(
         allow_ragged=prepares or params.getPaddingValue() is not None,
     ) as dataset:
         inputs, values = make_inputs(params, dataset, params.getPrepareFeatures()), first_rows(dataset, names)
-    names = list(kinds)
+    names, most = list(kinds), module.max_rows if isinstance(module, NetworkProgram) else None
     heads = [] if names == [NO_LABEL] else [Head(label=LabelColumn(name=name), loss=None) for name in names]
     row = {name: column[:1] for name, column in values.items()}
     inputs, tried, trial, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))
@@ -154,7 +154,6 @@ def describe_module(
         torch.no_grad(),
         errors_as(DataError, f"The module {type(module).__name__} fails on the example rows"),
     ):
-        most = getattr(module, "max_rows", None)  # of a program
         some = {name: column[:most] for name, column in values.items()}
         returned = inputs.apply(trial, inputs.prepare_batch(some), torch.device("cpu"))
     check_named(returned, names)
@@ -169,7 +168,8 @@ def describe_module(
         _describe(name, kind, tried[name], given[name], classes.get(name)) for name, kind in kinds.items()
     )
     return SavedModel(
-        module, ModelSignature(inputs=inputs, outputs=described, batch_size=inputs.rows_at_once)
+        module,
+        ModelSignature(inputs=inputs, outputs=described, batch_size=inputs.rows_at_once, max_batch_size=most),
     )
 
 

@@ -59,7 +59,8 @@ class Predictor:
         self, model: SavedModel, *, batch_size: int | None = None, device: torch.device | str = "cpu"
     ) -> None:
         self.signature = model.signature
-        self._batch_size = batch_size or model.signature.batch_size
+        chosen, most = batch_size or model.signature.batch_size, model.signature.max_batch_size
+        self._batch_size = chosen if most is None else min(chosen, most)
         self._device = torch.device(device)
         self._module = model.module.to(self._device).eval()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,11 +28,15 @@ class NetworkProgram(nn.Module):
     Args:
         content: bytes of the file, uint8.
         is_script: whether the file is TorchScript; otherwise it is a program of ``torch.export``.
+
+    Attributes:
+        max_rows: largest number of rows for which a program was exported; None for any.
     """
 
     def __init__(self, content: Tensor, is_script: bool) -> None:
         super().__init__()
         self.content, self.is_script = content, is_script
+        self.max_rows: int | None = None
         self._call: Any
         self._load(torch.device("cpu"))
 
@@ -75,7 +79,9 @@ class NetworkProgram(nn.Module):
         else:
             from torch.export.passes import move_to_device_pass
 
-            loaded = move_to_device_pass(torch.export.load(file), device).module()
+            exported = torch.export.load(file)
+            self.max_rows = _max_rows(exported)
+            loaded = move_to_device_pass(exported, device).module()
         # Not among the submodules, whose weights would travel beside the bytes that hold them.
         self.__dict__["_call"] = loaded
 
@@ -123,15 +129,28 @@ def program_of(network: torch.jit.ScriptModule | ExportedProgram) -> NetworkProg
     return read_program(file.getvalue(), "The exported program")
 
 
-def _check_takes_any_rows(exported: ExportedProgram, source: str) -> None:
+def _numbers_of_rows(exported: ExportedProgram) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the inputs of a program with their numbers of rows, integers or symbols."""
     inputs = set(exported.graph_signature.user_inputs)
     for node in exported.graph.nodes:
         value = node.meta.get("val")
-        if node.name not in inputs or not isinstance(value, Tensor) or not value.ndim:
-            continue
-        if isinstance(value.shape[0], int):
+        if node.name in inputs and isinstance(value, Tensor) and value.ndim:
+            yield node.name, value.shape[0]
+
+
+def _max_rows(exported: ExportedProgram) -> int | None:
+    """Return the largest number of rows that a program takes, as ``Dim("rows", max=64)`` sets it; None for any."""
+    symbols = [rows.node.expr for _, rows in _numbers_of_rows(exported) if not isinstance(rows, int)]
+    ranges = exported.range_constraints
+    most = [str(ranges[symbol].upper) for symbol in symbols if symbol in ranges]
+    return min((int(number) for number in most if number.isdigit()), default=None)  # else infinity
+
+
+def _check_takes_any_rows(exported: ExportedProgram, source: str) -> None:
+    for name, rows in _numbers_of_rows(exported):
+        if isinstance(rows, int):
             raise ParamError(
-                f"{source} takes exactly {value.shape[0]} rows in its input {node.name!r}, and batches differ in "
+                f"{source} takes exactly {rows} rows in its input {name!r}, and batches differ in "
                 "length. Export it again for any number of rows: torch.export.export(module, (inputs,), "
                 "dynamic_shapes=({0: torch.export.Dim.AUTO},)), with two rows or more in inputs."
             )

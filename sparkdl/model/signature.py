@@ -50,11 +50,13 @@ class ModelSignature:
         inputs: feature columns as in the training data, and how the model is called with them.
         outputs: one output for each label column.
         batch_size: number of rows per forward pass of a prediction, unless its caller chooses another.
+        max_batch_size: largest number of rows that the module takes at once; None for any.
     """
 
     inputs: ModelInputs
     outputs: tuple[ModelOutput, ...]
     batch_size: int = DEFAULT_BATCH_SIZE
+    max_batch_size: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the signature as values for JSON, without the function that prepares features."""
@@ -70,6 +72,7 @@ class ModelSignature:
             "padding_value": inputs.padding_value,
             "outputs": [asdict(output) for output in self.outputs],
             "batch_size": self.batch_size,
+            "max_batch_size": self.max_batch_size,
         }
 
     @classmethod
@@ -88,6 +91,7 @@ class ModelSignature:
             ),
             outputs=tuple(ModelOutput(**_with_tuples(output)) for output in content["outputs"]),
             batch_size=content.get("batch_size", DEFAULT_BATCH_SIZE),
+            max_batch_size=content.get("max_batch_size"),
         )
 
 

@@ -179,6 +179,9 @@ def test_a_program_in_a_file_predicts_is_saved_and_is_what_export_writes(spark, 
     model.write().save(str(tmp_path / "saved"))
     scored = TorchModel.load(str(tmp_path / "saved")).transform(rows).collect()
     np.testing.assert_allclose([row["prediction"] for row in scored], expected, rtol=1e-5)
+    rows_at_once = {0: torch.export.Dim("rows", max=2)}
+    few = torch.export.export(module, (torch.zeros(2, 2),), dynamic_shapes=(rows_at_once,))
+    assert TorchModel.from_module(few, example=rows).saved.signature.max_batch_size == 2
     with pytest.raises(DataError, match="There is no column 'features'"):
         given.export(str(tmp_path / "net.onnx"), example=rows.select(F.lit(1).alias("other")))
 

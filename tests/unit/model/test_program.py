@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from sparkdl.data import Column
 from sparkdl.errors import ParamError
 from sparkdl.model.architecture import join_module, split_module
+from sparkdl.model.inputs import ModelInput, ModelInputs
+from sparkdl.model.predictor import Predictor
 from sparkdl.model.program import program_of, read_program
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 
 ANY_ROWS = ({0: torch.export.Dim.AUTO},)
 
@@ -60,3 +65,21 @@ def test_files_of_something_else_are_refused_with_what_to_give(network):
     ):
         with pytest.raises(ParamError, match=words):
             read_program(content, "net.pt")
+
+
+def test_a_program_for_at_most_some_rows_gets_no_more_at_once(network):
+    few = ({0: torch.export.Dim("rows", max=4)},)
+    program = program_of(torch.export.export(network, (torch.zeros(2, 4),), dynamic_shapes=few))
+    assert program.max_rows == 4
+    rows = torch.randn(9, 4)
+    inputs = ModelInputs(
+        columns=(Column(name="x", dtype="float64", shape=(4,)),),
+        inputs=(ModelInput(name="x", dtype="float32"),),
+    )
+    signature = ModelSignature(
+        inputs=inputs, outputs=(ModelOutput(name="y", kind="value", shape=(3,)),), max_batch_size=4
+    )
+    assert ModelSignature.from_json(signature.to_json()) == signature
+    for batch_size in (None, 64):
+        made = Predictor(SavedModel(program, signature), batch_size=batch_size).predict({"x": rows.numpy()})
+        torch.testing.assert_close(torch.from_numpy(made["y"]).float(), network(rows).detach())

@@ -149,7 +149,8 @@ def describe_module(
     names, most = list(kinds), module.max_rows if isinstance(module, NetworkProgram) else None
     heads = [] if names == [NO_LABEL] else [Head(label=LabelColumn(name=name), loss=None) for name in names]
     row = {name: column[:1] for name, column in values.items()}
-    inputs, tried, trial, _ = try_outputs(module, inputs, heads, row, most_different_rows(values))
+    pair = most_different_rows(values)
+    inputs, tried, trial, _ = try_outputs(module, inputs, heads, row, pair)
     with (
         torch.no_grad(),
         errors_as(DataError, f"The module {type(module).__name__} fails on the example rows"),
@@ -167,10 +168,10 @@ def describe_module(
     described = tuple(
         _describe(name, kind, tried[name], given[name], classes.get(name)) for name, kind in kinds.items()
     )
-    return SavedModel(
-        module,
-        ModelSignature(inputs=inputs, outputs=described, batch_size=inputs.rows_at_once, max_batch_size=most),
+    signature = ModelSignature(
+        inputs=inputs, outputs=described, batch_size=inputs.rows_at_once, max_batch_size=most
     )
+    return SavedModel(module, signature, inputs.example_batches(pair))
 
 
 @contextmanager
@@ -184,20 +185,28 @@ def _examples(
         )
 
 
-def export_to(path: str | os.PathLike[str], model: SavedModel, rows: DataFrame, format_: str | None) -> None:
+def export_to(
+    path: str | os.PathLike[str], model: SavedModel, rows: DataFrame | None, format_: str | None
+) -> None:
     """Write a module to a file; see :meth:`sparkdl.estimators.TorchModel.export`.
 
     Args:
         path: path or URL of the file.
         model: the module and its signature.
-        rows: example rows with the feature columns alone, in their order.
+        rows: example rows with the feature columns alone, in their order; None for those that the model has.
         format_: format of the file; None for the one that its name ends with.
     """
     url = absolute_url(path)
     format_ = format_of(url, format_)
-    values = read_examples(model, rows)
+    if rows is None and not model.examples:
+        raise ParamError(
+            "The model keeps no example rows, by which the file is checked. Give some: model.export(path, example=df)."
+        )
+    examples = (
+        model.examples if rows is None else model.signature.inputs.example_batches(read_examples(model, rows))
+    )
     with tempfile.TemporaryDirectory(prefix="sparkdl-export-") as folder:
-        export_model(model, values, Path(folder, url.rpartition("/")[2]), format_)
+        export_model(model, examples, Path(folder, url.rpartition("/")[2]), format_)
         with store_errors(f"{url} cannot be written"):
             location = open_location(url)
             for file in Path(folder).iterdir():  # ONNX has weights above 2 GiB in a file of their own

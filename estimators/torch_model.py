@@ -352,7 +352,9 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
         return evaluate(self, dataset, name)
 
-    def export(self, path: str | PathLike[str], *, example: DataFrame, format: str | None = None) -> None:
+    def export(
+        self, path: str | PathLike[str], *, example: DataFrame | None = None, format: str | None = None
+    ) -> None:
         """Write the module to a file for other programs: ONNX, or a program of ``torch.export``.
 
         The file takes any number of rows: ONNX the module's inputs under their names, a program of ``torch.export``
@@ -362,21 +364,24 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
         Args:
             path: path or URL of the file, which is replaced if there is one.
-            example: DataFrame with the feature columns. If arrays differ in length, or inputs by what prepares them,
-                its first rows have to show it.
+            example: DataFrame with the feature columns; None for two rows that the fit, or ``from_module``, has seen,
+                and whose inputs are saved with the model. If arrays differ in length, or inputs by what prepares them,
+                the rows have to show it.
             format: ``"onnx"``, which needs the extra ``onnx``, or ``"export"``; None for the one that the path ends
                 with, ``.onnx`` or ``.pt2``.
 
         Raises:
-            ParamError: if the format is unknown, a library is missing, or the model continues texts.
+            ParamError: if the format is unknown, a library is missing, the model continues texts or is TorchScript, or
+                it keeps no rows and none are given.
             SerializationError: if torch cannot export the module, or the file computes something else.
             DataError: if columns are missing, or do not fit the model.
             StoreError: if the file cannot be written.
         """
         from sparkdl.estimators.given_module import export_to  # with what fits need, which takes time
 
-        check_frame(example, "TorchModel.export")
-        export_to(path, self.saved, self._select_features(example), format)
+        if example is not None:
+            check_frame(example, "TorchModel.export")
+        export_to(path, self.saved, None if example is None else self._select_features(example), format)
 
     def featureImportances(
         self,

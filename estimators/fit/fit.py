@@ -195,7 +195,7 @@ def fit_on_rows(
                     progress.print(describe_values(summary))
                 if run is not None:
                     progress.status("Logging the model to MLflow")
-                model = make_model(SavedModel(finished.module, inputs.signature), summary)
+                model = make_model(SavedModel(finished.module, inputs.signature, inputs.examples), summary)
                 log_outcome(
                     run,
                     params,

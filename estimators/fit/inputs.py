@@ -187,10 +187,12 @@ class FitInputs:
     Attributes:
         spec: spec of the fit, for the ranks.
         signature: signature of the trained model: its inputs and outputs.
+        examples: inputs that two of the rows make for the model, together and alone.
     """
 
     spec: TrainingSpec
     signature: ModelSignature
+    examples: tuple[Mapping[str, torch.Tensor], ...] = ()
 
 
 def named_columns(params: _TorchEstimatorParams) -> list[tuple[Param[Any], Sequence[str]]]:
@@ -276,6 +278,7 @@ def prepare_fit(
     named = labels_by_column(params.getLabels(), params._label_names())
     rows = first_rows(dataset, list(dict.fromkeys((*inputs.names, *(head.label.name for head in heads)))))
     row = {name: values[:1] for name, values in rows.items()}
+    pair = most_different_rows({name: rows[name] for name in inputs.names})
     probed = probe(
         recipe.model,
         params.getOptimizer(),
@@ -284,7 +287,7 @@ def prepare_fit(
         row=row,
         labels=trial_labels(heads, dataset, row, named),
         weighted=weight is not None,
-        pair=most_different_rows({name: rows[name] for name in inputs.names}),
+        pair=pair,
     )
     check_names((entry.name for entry in probed.inputs.inputs), inputs, params)
     _check_precision(params, recipe.model)
@@ -313,7 +316,7 @@ def prepare_fit(
     signature = _signature(probed, heads)
     check_scored_columns(scored_columns_of(params), signature.outputs)
     with_thresholds(signature.outputs, params.getThresholds())
-    return FitInputs(spec, signature)
+    return FitInputs(spec, signature, probed.inputs.example_batches(pair))
 
 
 def _signature(probed: ProbeResult, heads: Sequence[Head]) -> ModelSignature:

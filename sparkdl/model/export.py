@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -24,11 +24,12 @@ from sparkdl.errors import ParamError, SerializationError
 from sparkdl.foreign_errors import errors_as, needing
 from sparkdl.model.architecture import evaluating
 from sparkdl.model.heads import NO_LABEL, first_output, output_of_each
+from sparkdl.model.program import NetworkProgram
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from sparkdl.model.inputs import Arrays, ModelInputs
+    from sparkdl.model.inputs import ModelInputs
     from sparkdl.model.saved_model import SavedModel
 
 FORMATS = {"onnx": ".onnx", "export": ".pt2"}
@@ -61,18 +62,20 @@ def format_of(path: str, chosen: str | None) -> str:
     raise ParamError(f"{path} ends neither with .onnx nor with .pt2. Set format to 'onnx' or 'export'.")
 
 
-def export_model(model: SavedModel, rows: Arrays, path: Path, format_: str) -> None:
+def export_model(
+    model: SavedModel, examples: Sequence[Mapping[str, Tensor]], path: Path, format_: str
+) -> None:
     """Write a module to a local file, after trying the file on example rows.
 
     Args:
         model: the module on the CPU, and its signature.
-        rows: example rows, columns of shape ``(rows, *shape)``. Dimensions in which the inputs of rows differ may
-            differ in the file; its number of rows may differ in any case.
+        examples: inputs of example rows, as :meth:`ModelInputs.example_batches` makes them. Dimensions in which those
+            of the batches differ may differ in the file; its number of rows may differ in any case.
         path: path of the file.
         format_: one of :data:`FORMATS`.
 
     Raises:
-        ParamError: if a library is missing.
+        ParamError: if a library is missing, or the module is TorchScript.
         SerializationError: if the module cannot be exported, or the file computes something else.
     """
     onnx = _import_onnx() if format_ == "onnx" else None
@@ -82,10 +85,15 @@ def export_model(model: SavedModel, rows: Arrays, path: Path, format_: str) -> N
             "A model that continues texts cannot be exported, as it calls its network once for each token. Use "
             "save_pretrained(folder), which writes the network for transformers and the programs that read its folders."
         )
+    if isinstance(model.module, NetworkProgram) and model.module.is_script:
+        raise ParamError(
+            "A model of TorchScript cannot be exported, as torch.export follows Python code. Make a model of the "
+            "module from which torch.jit made it."
+        )
     module = _Outputs(model.module, signature.inputs, [output.name for output in signature.outputs])
-    num_rows = len(next(iter(rows.values())))
-    batches = [_tensors(signature.inputs, rows, range(num_rows))]
-    batches += [_tensors(signature.inputs, rows, [index]) for index in range(num_rows)]
+    together, *alone = (tuple(batch[entry.name] for entry in signature.inputs.inputs) for batch in examples)
+    rows = range(len(together[0])) if not alone else ()
+    batches = [together, *alone, *(tuple(tensor[row : row + 1] for tensor in together) for row in rows)]
     with evaluating(module):
         program = _export(module, batches)
         if onnx is None:
@@ -116,11 +124,6 @@ class _Outputs(nn.Module):
         made = self._inputs.call(self.module, dict(zip(names, tensors, strict=True)))
         of_each = first_output(made) if self._outputs == [NO_LABEL] else output_of_each(made, self._outputs)
         return tuple(of_each[name] for name in self._outputs)
-
-
-def _tensors(inputs: ModelInputs, rows: Arrays, indices: Sequence[int]) -> tuple[Tensor, ...]:
-    arrays = inputs.prepare_batch({name: values[list(indices)] for name, values in rows.items()})
-    return tuple(inputs.tensors(arrays, torch.device("cpu")).values())
 
 
 def _export(module: _Outputs, batches: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:

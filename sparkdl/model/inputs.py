@@ -192,6 +192,25 @@ class ModelInputs:
             made = {self.columns[0].name: made}
         return {str(name): self._make_input(str(name), values, num_rows) for name, values in made.items()}
 
+    def example_batches(self, rows: Arrays) -> tuple[dict[str, Tensor], ...]:
+        """Return the inputs that example rows make together, and those of each row alone if they differ in shape.
+
+        Args:
+            rows: feature columns by name, one row or more.
+        """
+        num_rows = len(next(iter(rows.values())))
+        together, *alone = (
+            self.tensors(
+                self.prepare_batch({name: values[list(indices)] for name, values in rows.items()}),
+                torch.device("cpu"),
+            )
+            for indices in (range(num_rows), *([index] for index in range(num_rows)))
+        )
+        is_padded = any(
+            one[name].shape[1:] != tensor.shape[1:] for one in alone for name, tensor in together.items()
+        )
+        return (together, *alone) if is_padded else (together,)
+
     def apply(self, module: nn.Module, arrays: Mapping[str, Any], device: torch.device) -> Any:
         """Call a module with prepared inputs, arrays or tensors, and return its output."""
         return self.call(module, self.tensors(arrays, device))

@@ -6,6 +6,7 @@
 ``weights.safetensors``  every tensor of the module, by name
 ``architecture.pkl``     the module without its tensors (:mod:`sparkdl.model.architecture`)
 ``prepare.pkl``          the function that prepares features, by cloudpickle, if there is one
+``examples.safetensors`` inputs that two rows made for the module, by which an export is checked
 =======================  ============================================================================
 
 The folder is local; :mod:`sparkdl.estimators` copies it to other filesystems. Reading it needs torch, NumPy,
@@ -26,13 +27,13 @@ import json
 import pickletools
 import shutil
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparkdl import __version__
 from sparkdl.checks import check_format
@@ -44,6 +45,7 @@ from sparkdl.model.weights_file import HashingFile, map_weights, verify_file, wr
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping, Sequence
 
 
 _SUBIMPORT = "subimport"
@@ -99,15 +101,23 @@ _MANIFEST = "sparkdl_model.json"
 _WEIGHTS = "weights.safetensors"
 _ARCHITECTURE = "architecture.pkl"
 _PREPARE = "prepare.pkl"
+_EXAMPLES = "examples.safetensors"
 _SAVE_AGAIN = "Save the model again, or copy it again from where it was saved."
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A module and its signature: its inputs and outputs."""
+    """A module and its signature.
+
+    Attributes:
+        module: the module.
+        signature: its inputs and outputs.
+        examples: inputs of the module by name, as :meth:`ModelInputs.example_batches` makes them; empty for none.
+    """
 
     module: nn.Module
     signature: ModelSignature
+    examples: tuple[Mapping[str, Tensor], ...] = field(default=(), compare=False, repr=False)
 
     def with_signature(self, **changes: Any) -> SavedModel:
         """Return the same module with other outputs or another batch size in its signature."""
@@ -121,7 +131,7 @@ def save_model(model: SavedModel, folder: str | os.PathLike[str]) -> None:
         SerializationError: if the module cannot be pickled.
         SavedModelError: if the folder exists already.
     """
-    save_module(model.module, folder, signature=model.signature)
+    save_module(model.module, folder, signature=model.signature, examples=model.examples)
 
 
 def load_model(folder: str | os.PathLike[str]) -> SavedModel:
@@ -134,11 +144,15 @@ def load_model(folder: str | os.PathLike[str]) -> SavedModel:
     module, signature = load_module(folder)
     if signature is None:
         raise SavedModelError(f"{folder} holds a module that was not trained: it does not say what it takes.")
-    return SavedModel(module.eval(), signature)
+    return SavedModel(module.eval(), signature, _read_examples(Path(folder, _EXAMPLES)))
 
 
 def save_module(
-    module: nn.Module, folder: str | os.PathLike[str], *, signature: ModelSignature | None = None
+    module: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    signature: ModelSignature | None = None,
+    examples: Sequence[Mapping[str, Tensor]] = (),
 ) -> None:
     """Write a module as :func:`save_model` does; ``signature`` is None for a module that is not trained yet."""
     folder = Path(folder)
@@ -155,6 +169,16 @@ def save_module(
     try:
         with (aside / _WEIGHTS).open("wb") as file:
             files = {_WEIGHTS: write_weights(tensors, file)}
+        if examples:
+            with (aside / _EXAMPLES).open("wb") as file:
+                files[_EXAMPLES] = write_weights(
+                    {
+                        f"{index}/{name}": x
+                        for index, batch in enumerate(examples)
+                        for name, x in batch.items()
+                    },
+                    file,
+                )
         for name, content in contents.items():
             with (aside / name).open("wb") as file:
                 hashing = HashingFile(file)
@@ -189,6 +213,16 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
     return join_module((folder / _ARCHITECTURE).read_bytes(), tensors), signature
 
 
+def _read_examples(path: Path) -> tuple[dict[str, Tensor], ...]:
+    if not path.exists():
+        return ()
+    batches: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in map_weights(path).items():
+        index, _, name = key.partition("/")
+        batches.setdefault(int(index), {})[name] = tensor.clone()  # the file may be removed
+    return tuple(batches[index] for index in sorted(batches))
+
+
 def modules_needed(folder: str | os.PathLike[str]) -> set[str]:
     """Return the full names of the modules that reading and running a saved model needs.
 
@@ -218,7 +252,7 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         )
         listed = manifest["files"]
         files = {name: listed[name] for name in (_WEIGHTS, _ARCHITECTURE)}
-        files |= {_PREPARE: listed[_PREPARE]} if _PREPARE in listed else {}
+        files |= {name: listed[name] for name in (_PREPARE, _EXAMPLES) if name in listed}
         signature = manifest["signature"]
         return None if signature is None else ModelSignature.from_json(signature), files
 

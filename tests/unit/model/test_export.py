@@ -15,7 +15,7 @@ from sparkdl.data import Column
 from sparkdl.errors import ParamError, SerializationError
 from sparkdl.model.export import METADATA, export_model, format_of
 from sparkdl.model.inputs import ModelInput, ModelInputs
-from sparkdl.model.program import read_program
+from sparkdl.model.program import program_of, read_program
 from sparkdl.model.saved_model import SavedModel
 from sparkdl.model.signature import ModelOutput, ModelSignature
 
@@ -67,10 +67,16 @@ def model_of_numbers(module):
     return SavedModel(module, ModelSignature(inputs=inputs, outputs=(ModelOutput(name="y", kind="value"),)))
 
 
+def export_rows(module, num_rows, path, format_):
+    model = model_of_numbers(module)
+    export_model(model, model.signature.inputs.example_batches({"x": np.ones((num_rows, 4))}), path, format_)
+
+
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_file_takes_any_number_of_texts_of_any_length_and_names_its_outputs(tmp_path, format_):
     model, path = text_model(), tmp_path / "net"
-    export_model(model, {"text": np.array(["one", "three", "x"], object)}, path, format_)
+    texts = {"text": np.array(["one", "three", "x"], object)}
+    export_model(model, model.signature.inputs.example_batches(texts), path, format_)
     made = prepare({"text": ["a longer text", "short", "", "more", "texts"][:2]})
     with torch.no_grad():
         expected = model.module(**{name: torch.from_numpy(array) for name, array in made.items()})
@@ -95,7 +101,7 @@ def test_a_file_takes_any_number_of_texts_of_any_length_and_names_its_outputs(tm
 def test_one_example_row_is_enough_and_dropout_stays_off(tmp_path, format_):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5))  # in train() mode
-    export_model(model_of_numbers(module), {"x": np.ones((1, 4))}, tmp_path / "net", format_)
+    export_rows(module, 1, tmp_path / "net", format_)
     assert module.training
 
 
@@ -122,7 +128,7 @@ def test_what_cannot_be_exported_or_differs_is_refused(tmp_path, format_):
         (Counting(), "net (cannot compute 1 of the example rows|does not compute what)"),
     ):
         with pytest.raises(SerializationError, match=words):
-            export_model(model_of_numbers(module), {"x": np.ones((2, 4))}, tmp_path / "net", format_)
+            export_rows(module, 2, tmp_path / "net", format_)
 
 
 def test_formats_are_those_of_the_name_unless_one_is_chosen():
@@ -139,4 +145,10 @@ def test_formats_are_those_of_the_name_unless_one_is_chosen():
 def test_a_missing_library_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ParamError, match="pip install onnx onnxscript onnxruntime, .*extra 'onnx'"):
-        export_model(model_of_numbers(nn.Linear(4, 2)), {"x": np.ones((2, 4))}, tmp_path / "net", "onnx")
+        export_rows(nn.Linear(4, 2), 2, tmp_path / "net", "onnx")
+
+
+def test_torchscript_is_refused_with_what_to_export(tmp_path):
+    program = program_of(torch.jit.script(nn.Linear(4, 2)))
+    with pytest.raises(ParamError, match="TorchScript cannot be exported.*Make a model of the module"):
+        export_rows(program, 2, tmp_path / "net.pt2", "export")

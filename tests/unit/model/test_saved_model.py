@@ -289,3 +289,18 @@ def test_modules_used_by_a_function_pickled_by_value_are_found(monkeypatch: pyte
 def test_modules_of_a_network_are_found() -> None:
     found = modules_in_pickle(cloudpickle.dumps(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
     assert {"torch.nn.modules.container", "torch.nn.modules.linear", "torch.nn.modules.activation"} <= found
+
+
+def test_example_inputs_are_saved_with_the_model(tmp_path):
+    inputs = signature().inputs
+    rows = {column.name: np.ones((2, *column.shape), column.dtype) for column in inputs.columns}
+    examples = inputs.example_batches(rows)
+    save_model(SavedModel(nn.Linear(4, 4), signature(), examples), tmp_path / "model")
+    (loaded,) = load_model(tmp_path / "model").examples
+    assert loaded.keys() == examples[0].keys()
+    for name, tensor in examples[0].items():
+        torch.testing.assert_close(loaded[name], tensor)
+    file = tmp_path / "model" / "examples.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(SavedModelError, match="examples.safetensors is damaged"):
+        load_model(tmp_path / "model")

@@ -216,11 +216,15 @@ class ModelInputs:
         return self.call(module, self.tensors(arrays, device))
 
     def tensors(self, arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-        """Return prepared inputs, arrays or tensors, as the tensors that a module takes."""
-        return {
-            entry.name: to_features(arrays[entry.name], find_dtype(entry.dtype), device)
-            for entry in self.inputs
-        }
+        """Return prepared inputs, arrays or tensors, as the tensors that a module takes.
+
+        Raises:
+            DataError: if the module takes whole numbers, and an array holds others.
+        """
+        dtypes = {entry.name: find_dtype(entry.dtype) for entry in self.inputs}
+        for name, dtype in dtypes.items():
+            _check_holds(dtype, arrays[name], name)
+        return {name: to_features(arrays[name], dtype, device) for name, dtype in dtypes.items()}
 
     def call(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
         """Call a module with its inputs, and return its output."""
@@ -239,6 +243,22 @@ class ModelInputs:
         if values.dtype != object:
             return values
         return pad_rows(values, name=name, value=self.padding_value)
+
+
+def _check_holds(dtype: torch.dtype, array: npt.NDArray[Any] | Tensor, name: str) -> None:
+    """Check that whole numbers of a dtype hold those of an array, which torch would cut and wrap without an error."""
+    if dtype.is_floating_point or dtype.is_complex or isinstance(array, Tensor):
+        return
+    target = np.dtype(dtype_name(dtype))
+    if np.can_cast(array.dtype, target) or array.dtype.kind not in "biuf":
+        return
+    with np.errstate(invalid="ignore"):
+        is_lost = array.astype(target) != array
+    if is_lost.any():
+        raise DataError(
+            f"{name!r} holds {array[is_lost].tolist()[0]!r}, and the model takes it as {dtype_name(dtype)}, which has "
+            "no such value. Bring the column to the type that it had in the training."
+        )
 
 
 def _check_column(batch: Arrays, column: Column) -> npt.NDArray[Any]:

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from sparkdl.data import Column
+from sparkdl.errors import DataError
 from sparkdl.model.decisions import class_probabilities, class_scores, decide
+from sparkdl.model.inputs import ModelInput, ModelInputs
 from sparkdl.model.losses import prediction_kind
+from sparkdl.model.predictor import Predictor
+from sparkdl.model.saved_model import SavedModel
+from sparkdl.model.signature import ModelOutput, ModelSignature
 
 LOSSES_OF_CLASSES = (nn.CrossEntropyLoss(), nn.NLLLoss(), nn.BCEWithLogitsLoss(), nn.BCELoss())
 
@@ -55,3 +64,15 @@ def test_margins_predict_the_class_of_the_largest():
     kind = prediction_kind(nn.MultiMarginLoss())
     assert kind == "class_margin"
     assert decide(torch.tensor([[3.0, 1.0], [0.0, 1.0]]), kind).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("value", [1.7, math.nan, math.inf])
+def test_fractions_are_no_indices_of_an_embedding(value):
+    inputs = ModelInputs(
+        columns=(Column(name="x", dtype="int64"),), inputs=(ModelInput(name="x", dtype="int64"),)
+    )
+    outputs = (ModelOutput(name="y", kind="value", shape=(2,)),)
+    predictor = Predictor(SavedModel(nn.Embedding(3, 2), ModelSignature(inputs=inputs, outputs=outputs)))
+    assert predictor.predict({"x": np.array([1.0, 2.0])})["y"].shape == (2, 2)
+    with pytest.raises(DataError, match="'x' holds .* takes it as int64, which has no such value"):
+        predictor.predict({"x": np.array([1.0, value])})

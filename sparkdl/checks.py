@@ -52,7 +52,6 @@ def check_format(
     newest: int,
     error: type[SparkdlError],
     *,
-    oldest: int = 1,
     writer: str | None = None,
     advice: str = "Install a newer sparkdl.",
 ) -> None:
@@ -63,17 +62,16 @@ def check_format(
         version: number of its format.
         newest: highest number that this sparkdl reads.
         error: class of the error.
-        oldest: lowest number that this sparkdl reads.
         writer: version of sparkdl that wrote it; None if that is not known.
         advice: what to do.
 
     Raises:
         SparkdlError: of class ``error``, if it is another number, or none.
     """
-    if not isinstance(version, int) or not oldest <= version <= newest:
+    if not isinstance(version, int) or not 1 <= version <= newest:
         written = f", written by sparkdl {writer}" if writer else ""
         raise error(
-            f"{what} has format {version}{written}; this sparkdl ({__version__}) reads formats {oldest} to {newest}. "
+            f"{what} has format {version}{written}; this sparkdl ({__version__}) reads formats 1 to {newest}. "
             f"{advice}"
         )
 

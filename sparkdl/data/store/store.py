@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_VERSION = 2
+_VERSION = 1
 
 
 def write_manifest(dataset: ParquetDataset, location: Location) -> None:
@@ -69,7 +69,6 @@ def open_dataset(url: str) -> ParquetDataset:
         content.get("version"),
         _VERSION,
         StoreError,
-        oldest=_VERSION,
         advice="Install the version of sparkdl that wrote it, or write the dataset again.",
     )
     files = content["files"]

@@ -68,7 +68,7 @@ def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: Write
 def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
     committed = commit_copy(Store(tmp_path / "store"), write_dataset([[10]]))
     manifest = Path(committed.url) / "_sparkdl_dataset.json"
-    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 99'))
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
     with pytest.raises(StoreError, match="has format 99.*write the dataset again"):
         open_dataset(committed.url)
 

@@ -1,4 +1,4 @@
-"""Checks of what callers pass: counts, ranks, seeds, and states to resume from. Runs anywhere."""
+"""Checks of what callers pass: counts, ranks, seeds, formats, and states to resume from. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -46,49 +46,44 @@ def check_rank(rank: int, world_size: int) -> None:
         raise ParamError(f"rank must be in [0, {world_size}), got {rank}.")
 
 
-def check_format(
-    what: str,
-    version: Any,
-    newest: int,
-    error: type[SparkdlError],
-    *,
-    writer: str | None = None,
-    advice: str = "Install a newer sparkdl.",
-) -> None:
-    """Check that this sparkdl reads the format of a file.
+def check_format(what: str, saved: Mapping[str, Any], newest: int, error: type[SparkdlError]) -> None:
+    """Check that this sparkdl reads the format of something that was saved: the number under its key ``format``.
 
     Args:
-        what: what has the format, for the message.
-        version: number of its format.
+        what: what was saved, for the message.
+        saved: its content; if it has a ``sparkdl_version``, the message names it as the version that wrote it.
         newest: highest number that this sparkdl reads.
         error: class of the error.
-        writer: version of sparkdl that wrote it; None if that is not known.
-        advice: what to do.
 
     Raises:
-        SparkdlError: of class ``error``, if it is another number, or none.
+        SparkdlError: of class ``error``, if the number is higher.
+        KeyError: if there is no number, so that sparkdl has not saved it.
     """
-    if not isinstance(version, int) or not 1 <= version <= newest:
-        written = f", written by sparkdl {writer}" if writer else ""
+    number = saved["format"]
+    if number > newest:
+        writer = f", written by sparkdl {saved['sparkdl_version']}" if "sparkdl_version" in saved else ""
         raise error(
-            f"{what} has format {version}{written}; this sparkdl ({__version__}) reads formats 1 to {newest}. "
-            f"{advice}"
+            f"{what} has format {number}{writer}; this sparkdl ({__version__}) reads formats up to {newest}. Install a "
+            "newer sparkdl."
         )
 
 
-def check_state(state: Any, name: str, *parts: str, version: int | None = None) -> None:
-    """Check that a state to resume from has all parts and the right version; what the parts hold is not checked.
+def check_state(state: Any, name: str, newest: int, *parts: str) -> None:
+    """Check that a state to resume from has all parts, and a format that this sparkdl reads.
+
+    What the parts hold is not checked.
 
     Args:
         state: state that a caller passes.
         name: name of the object whose state it is, such as ``feed``.
-        parts: keys that the state must have.
-        version: version of the state's format that this sparkdl reads; None for a state without one.
+        newest: highest number of the state's format that this sparkdl reads.
+        parts: keys that the state must have besides ``format``.
 
     Raises:
         ParamError: if it is something else; the message names the missing parts.
-        DataError: if it has another version.
+        DataError: if it has a higher format.
     """
+    parts = ("format", *parts)
     missing = [part for part in parts if not isinstance(state, Mapping) or part not in state]
     if missing:
         lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(parts) else ""
@@ -96,8 +91,4 @@ def check_state(state: Any, name: str, *parts: str, version: int | None = None) 
             f"This is not a state of a {name}: {str(state)[:80]}.{lacks} Give what a {name}'s state() "
             f"returned, a dict of {', '.join(parts)}."
         )
-    if version is not None and state["version"] != version:
-        raise DataError(
-            f"The state has version {state['version']}; this sparkdl reads version {version}. Resume with "
-            "the version of sparkdl that wrote it."
-        )
+    check_format(f"The state of the {name}", state, newest, DataError)

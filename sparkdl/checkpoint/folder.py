@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT = 1
 """From version 0.1.0 of sparkdl on, later versions read the formats of earlier ones."""
 
 MANIFEST = "sparkdl_checkpoint.json"
@@ -98,7 +98,7 @@ class Manifest:
         import torch
 
         content = {
-            "format_version": FORMAT_VERSION,
+            "format": FORMAT,
             "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
             **asdict(self),
@@ -115,14 +115,7 @@ class Manifest:
         """
         try:
             content = json.loads(text)
-            check_format(
-                url,
-                int(content["format_version"]),
-                FORMAT_VERSION,
-                CheckpointError,
-                writer=content.get("sparkdl_version"),
-                advice="Install a newer sparkdl, or choose another folder.",
-            )
+            check_format(url, content, FORMAT, CheckpointError)
             return cls(**{name: content[name] for name in cls.__dataclass_fields__})
         except CheckpointError:  # a ValueError, too
             raise

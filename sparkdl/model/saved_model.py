@@ -94,7 +94,7 @@ def modules_in_pickle(pickled: bytes) -> set[str]:
     return modules
 
 
-FORMAT_VERSION = 1
+FORMAT = 1
 """Number of the format of the folder. Formats with lower numbers remain readable."""
 
 _MANIFEST = "sparkdl_model.json"
@@ -185,7 +185,7 @@ def save_module(
                 hashing.write(content)
             files[name] = hashing.describe()
         manifest = {
-            "format_version": FORMAT_VERSION,
+            "format": FORMAT,
             "sparkdl_version": __version__,
             "torch_version": str(torch.__version__),
             "signature": None if signature is None else signature.to_json(),
@@ -243,13 +243,7 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
     with errors_as(SavedModelError, f"{path} is damaged", _SAVE_AGAIN):
         manifest = json.loads(content)
-        check_format(
-            f"{folder}",
-            manifest["format_version"],
-            FORMAT_VERSION,
-            SavedModelError,
-            writer=manifest.get("sparkdl_version"),
-        )
+        check_format(f"{folder}", manifest, FORMAT, SavedModelError)
         listed = manifest["files"]
         files = {name: listed[name] for name in (_WEIGHTS, _ARCHITECTURE)}
         files |= {name: listed[name] for name in (_PREPARE, _EXAMPLES) if name in listed}

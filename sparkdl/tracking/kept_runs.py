@@ -205,7 +205,7 @@ def _parent(client: MlflowClient, start: RunStart) -> str | None:
 
 def _read(folder: Path, tracking_uri: str | None) -> KeptRun:
     content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-    check_format("It", content["format"], FORMAT, StoreError, advice="Install a newer sparkdl to send it.")
+    check_format(RUN_FILE, content, FORMAT, StoreError)
     messages = [
         Message(
             kind=message["kind"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_VERSION = 1
+_FORMAT = 1
 _LOOK_AHEAD = 1 << 14
 
 
@@ -156,7 +156,7 @@ class BlendedFeed(Closing):
         """
         feeds = {stream.name: stream.state(in_rows=self._batch_size is not None) for stream in self._streams}
         return {
-            "version": _VERSION,
+            "format": _FORMAT,
             "blend": dict(self._settings),
             "steps_done": self._steps_done,
             "drawn": list(self._mixture.drawn),
@@ -176,7 +176,7 @@ class BlendedFeed(Closing):
             DataError: if a feed has other rows, another seed or another order than in the state, or cannot continue
                 on another number of ranks; the message names the feed.
         """
-        check_state(state, "blend", "version", "blend", "steps_done", "drawn", "feeds", version=_VERSION)
+        check_state(state, "blend", _FORMAT, "blend", "steps_done", "drawn", "feeds")
         then = state["blend"]
         for key, value in self._settings.items():
             if then.get(key) != value:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Tokens = npt.NDArray[Any]
 
+_FORMAT = 1
+
 IGNORED_LABEL = -100
 """The label that ``torch.nn.functional.cross_entropy`` ignores by default."""
 
@@ -173,15 +175,16 @@ class SequencePacker:
             name: [[document.tolist() for document in row.documents] for row in rows]
             for name, rows in rows_of.items()
         }
-        return {"length": self._length, **lists}
+        return {"format": _FORMAT, "length": self._length, **lists}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that :meth:`state` returned.
 
         Raises:
             ParamError: if it is not a state of a packer, or its rows have another length.
+            DataError: if it has a newer format.
         """
-        check_state(state, "packer", "length", "open", "done")
+        check_state(state, "packer", _FORMAT, "length", "open", "done")
         if state["length"] != self._length:
             raise ParamError(
                 f"Rows have {self._length} tokens, but the state is of rows of {state['length']}. Resume "

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_FORMAT = 1
+
+
 class Feed(Protocol):
     """Interface of feeds that can be blended.
 
@@ -130,7 +133,8 @@ class RowStream:
                 return self.feed.state_across_epochs(self._first_epoch, self._rows_taken)
             return self.feed.state()
         world_size = len(self.feed.rows_in_step(0))
-        return {"epoch": self.epoch, "step": self.step, "row": self.row, "world_size": world_size}
+        place = {"epoch": self.epoch, "step": self.step, "row": self.row, "world_size": world_size}
+        return {"format": _FORMAT, **place}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that another stream returned.
@@ -140,8 +144,9 @@ class RowStream:
 
         Raises:
             ParamError: if ``state`` is not a state of such a stream.
-            DataError: for a ParquetFeed, as its ``resume`` raises; for another feed, if the number of ranks differs
-                or the feed has no such position. Other changes of the data are not detected.
+            DataError: for a ParquetFeed, as its ``resume`` raises; for another feed, if the state has a newer format,
+                if the number of ranks differs, or if the feed has no such position. Other changes of the data are not
+                detected.
         """
         self.close()
         if isinstance(self.feed, ParquetFeed):
@@ -152,7 +157,7 @@ class RowStream:
             self._take_until(state)
 
     def _take_until(self, position: Mapping[str, Any]) -> None:
-        check_state(position, f"feed {self.name!r}", "epoch", "step", "row", "world_size")
+        check_state(position, f"feed {self.name!r}", _FORMAT, "epoch", "step", "row", "world_size")
         world_size = len(self.feed.rows_in_step(0))
         if position["world_size"] != world_size:
             raise DataError(

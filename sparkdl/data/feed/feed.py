@@ -403,9 +403,9 @@ class ParquetFeed(Closing):
 
         Raises:
             ParamError: if it is not a state of a feed.
-            DataError: if the state has another version or dataset, seed or value of ``shuffle``, or another number of
-                rows of a row group passes the row filter. Another filter that passes the same number of rows of each
-                row group is not detected.
+            DataError: if the state has a newer format, or is of another dataset, seed or value of ``shuffle``, or if
+                another number of rows of a row group passes the row filter. Another filter that passes the same number
+                of rows of each row group is not detected.
         """
         progress = from_json(state, self._identity)
         self._schedule.resume(progress)

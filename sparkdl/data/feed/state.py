@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sparkdl.data.dataset.dataset import ParquetDataset
 
 
-_VERSION = 1
+_FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def identity_of_feed(
 def to_json(progress: Progress, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state as a dict that :func:`json.dumps` takes."""
     state = {
-        "version": _VERSION,
+        "format": _FORMAT,
         "epoch": progress.epoch,
         "stretches": _stretches_to_json(progress.stretches),
         "of": dict(identity),
@@ -89,9 +89,9 @@ def from_json(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Progress
 
     Raises:
         ParamError: if it is not a state of a feed.
-        DataError: if it has another version, or belongs to another dataset or other options than ``identity``.
+        DataError: if it has a newer format, or belongs to another dataset or other options than ``identity``.
     """
-    check_state(state, "feed", "version", "epoch", "stretches", "of", version=_VERSION)
+    check_state(state, "feed", _FORMAT, "epoch", "stretches", "of")
     if changes := differences(state["of"], identity):
         raise DataError(
             f"The feed cannot continue from this state, as it was taken on something else: {'; '.join(changes)}. Give "

@@ -25,7 +25,13 @@ from sparkdl.data.files.filesystems import Location, absolute_url, open_location
 from sparkdl.data.files.lease import Lease
 from sparkdl.data.store.housekeeping import LAST_USE, USE, Marks, remove_folder, remove_old_folders
 from sparkdl.errors import ParamError, StoreError
-from sparkdl.foreign_errors import describe_lasting_failure, reading_from, store_error, store_errors
+from sparkdl.foreign_errors import (
+    describe_lasting_failure,
+    errors_as,
+    reading_from,
+    store_error,
+    store_errors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-_VERSION = 1
+_FORMAT = 1
 
 
 def write_manifest(dataset: ParquetDataset, location: Location) -> None:
@@ -41,7 +47,7 @@ def write_manifest(dataset: ParquetDataset, location: Location) -> None:
     files = list(dict.fromkeys(row_group.path for row_group in dataset.row_groups))
     position = {path: index for index, path in enumerate(files)}
     content = {
-        "version": _VERSION,
+        "format": _FORMAT,
         "num_rows": dataset.num_rows,
         "columns": [asdict(column) for column in dataset.columns],
         "files": files,
@@ -55,22 +61,14 @@ def open_dataset(url: str) -> ParquetDataset:
 
     Raises:
         StoreAccessError: if the Store cannot be read.
-        StoreError: if there is no complete dataset there, or its manifest has another version.
+        StoreError: if there is no complete dataset there, or its manifest cannot be read or has a newer format.
     """
     location = open_location(url)
     with reading_from(url):
         text = _read_manifest(location, url)
-    try:
+    with errors_as(StoreError, f"The manifest of {url} cannot be read"):
         content = json.loads(text)
-    except ValueError as error:
-        raise StoreError(f"The manifest of {url} cannot be read: {error}") from error
-    check_format(
-        f"The manifest of {url}",
-        content.get("version"),
-        _VERSION,
-        StoreError,
-        advice="Install the version of sparkdl that wrote it, or write the dataset again.",
-    )
+        check_format(f"The manifest of {url}", content, _FORMAT, StoreError)
     files = content["files"]
     return ParquetDataset(
         url=absolute_url(url),

@@ -22,7 +22,7 @@ from sparkdl.errors import SavedModelError, SerializationError
 from sparkdl.estimators.fit.probe import trial_copy
 from sparkdl.model.architecture import split_module
 from sparkdl.model.predictor import Predictor
-from sparkdl.model.saved_model import FORMAT_VERSION, SavedModel, load_model, modules_in_pickle, save_model
+from sparkdl.model.saved_model import FORMAT, SavedModel, load_model, modules_in_pickle, save_model
 from sparkdl.model.signature import ModelSignature
 from tests.training.signatures import make_signature
 
@@ -205,7 +205,7 @@ def test_a_missing_or_damaged_manifest_is_named(saved, tmp_path):
     with pytest.raises(SavedModelError, match=r"holds no saved model: sparkdl_model.json is missing"):
         load_model(tmp_path / "nowhere")
     manifest = saved[1] / "sparkdl_model.json"
-    unsigned = {"format_version": 1}
+    unsigned = {"format": 1}
     for text in (
         "{",
         "[]",
@@ -225,7 +225,7 @@ def change_manifest(folder, change):
 
 
 def test_a_model_of_a_newer_format_says_what_to_do(saved):
-    newer = {"format_version": FORMAT_VERSION + 1, "sparkdl_version": "9.1"}
+    newer = {"format": FORMAT + 1, "sparkdl_version": "9.1"}
     change_manifest(saved[1], lambda manifest: {**manifest, **newer})
     with pytest.raises(SavedModelError, match=r"by sparkdl 9\.1.*Install a newer sparkdl"):
         load_model(saved[1])

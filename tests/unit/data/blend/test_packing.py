@@ -196,5 +196,5 @@ def test_a_state_of_another_length_is_refused() -> None:
 
 @pytest.mark.parametrize("state", [{}, None, {"length": 4, "open": []}])
 def test_invalid_state_of_a_packer_is_refused(state: object) -> None:
-    with pytest.raises(ParamError, match="a dict of length, open, done"):
+    with pytest.raises(ParamError, match="a dict of format, length, open, done"):
         SequencePacker(4, batch_size=1).resume(state)

@@ -173,7 +173,7 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
     with blend_of(datasets_of(str(tmp_path), [[30], [20]]), batch_size=4) as blend:
         good = blend.state()
         for bad, message in (
-            ({}, r"not a state of a blend: \{\}\. .*version"),
+            ({}, r"not a state of a blend: \{\}\. .*format"),
             (None, "not a state of a blend: None"),
             ({key: good[key] for key in good if key != "drawn"}, "It lacks drawn"),
             ({**good, "feeds": {**good["feeds"], "b": {}}}, "feed 'b' of the blend .*not a state of a feed"),
@@ -181,8 +181,8 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
         ):
             with pytest.raises(ParamError, match=message):
                 blend.resume(bad)
-        with pytest.raises(DataError, match="version 9"):
-            blend.resume({**good, "version": 9})
+        with pytest.raises(DataError, match="format 9.*Install a newer sparkdl"):
+            blend.resume({**good, "format": 9})
 
 
 def test_feeds_with_different_world_sizes_cannot_be_blended(write_dataset: WriteDataset) -> None:

@@ -294,8 +294,8 @@ def test_state_of_other_files_or_settings_is_refused_with_the_difference(write_d
         ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
     with pytest.raises(DataError, match="seed was 0 .* 1; shuffle was True .* False"):
         ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
-    with pytest.raises(DataError, match="version 9"):
-        ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "version": 9})
+    with pytest.raises(DataError, match="format 9.*Install a newer sparkdl"):
+        ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "format": 9})
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -323,7 +323,7 @@ def test_invalid_state_of_a_feed_is_refused_with_the_reason(write_dataset: Write
     with ParquetFeed(write_dataset([[25]]), columns=["id"], batch_size=10) as feed:
         good = feed.state()
         for bad, message in (
-            ({}, r"not a state of a feed: \{\}\. .*version, epoch"),
+            ({}, r"not a state of a feed: \{\}\. .*format, epoch"),
             (None, "not a state of a feed: None"),
             ("x", "not a state of a feed: x"),
             ({key: good[key] for key in good if key != "epoch"}, "It lacks epoch"),

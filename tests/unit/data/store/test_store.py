@@ -11,6 +11,7 @@ import fsspec
 import pytest
 
 from sparkdl.data import ParquetDataset, Store, open_dataset, scan_dataset
+from sparkdl.data.dataset.dataset import MANIFEST_NAME
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import ParamError, StoreError
@@ -65,12 +66,20 @@ def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: Write
     assert not store.location.filesystem.exists(open_location(committed.url).path)
 
 
-def test_a_manifest_of_a_newer_version_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
+def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
     committed = commit_copy(Store(tmp_path / "store"), write_dataset([[10]]))
-    manifest = Path(committed.url) / "_sparkdl_dataset.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99'))
-    with pytest.raises(StoreError, match="has format 99.*write the dataset again"):
+    manifest = Path(committed.url) / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(StoreError, match="has format 99.*Install a newer sparkdl"):
         open_dataset(committed.url)
+
+
+def test_a_damaged_manifest_is_an_error(tmp_path: Path, write_dataset: WriteDataset) -> None:
+    committed = commit_copy(Store(tmp_path / "store"), write_dataset([[10]]))
+    for text in ("{", "{}", "[]"):
+        (Path(committed.url) / MANIFEST_NAME).write_text(text)
+        with pytest.raises(StoreError, match="manifest of .* cannot be read: "):
+            open_dataset(committed.url)
 
 
 def test_store_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Layout of the folder; Spark's own pipelines read and write the same metadata::
 
-    metadata/part-00000   one line of JSON: class, uid, Params (as DefaultParamsWriter of pyspark.ml)
+    metadata/part-00000   one line of JSON: format, class, uid, Params (as DefaultParamsWriter of pyspark.ml)
     metadata/_SUCCESS
     module/               the module, see sparkdl.model.saved_model
     functions.pkl         Params that JSON cannot hold, such as loss and optimizer, by cloudpickle
@@ -26,6 +26,7 @@ import cloudpickle
 from pyspark import __version__ as pyspark_version
 from pyspark.ml.util import DefaultParamsReader, MLReadable, MLReader, MLWritable, MLWriter
 
+from sparkdl.checks import check_format
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
 from sparkdl.foreign_errors import errors_as, explain_failure, reading_from
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     import os
 
     from pyspark.ml.param import Params
+
+_FORMAT = 1
+"""Number of the format of the folder. Formats with lower numbers remain readable."""
 
 _OVERWRITE = "Use write().overwrite().save(path) to replace it."
 _METADATA = "metadata/part-00000"
@@ -131,6 +135,7 @@ def write_params(instance: Params, folder: Path, extra: dict[str, Any]) -> None:
     defaults = {param.name: value for param, value in instance._defaultParamMap.items()}
     others = {name: value for name, value in params.items() if not _is_json(value)}
     metadata = {
+        "format": _FORMAT,
         "class": f"{type(instance).__module__}.{type(instance).__name__}",
         "timestamp": round(time.time() * 1000),
         "sparkVersion": pyspark_version,
@@ -183,7 +188,7 @@ def read_metadata(folder: Path, expected: type) -> dict[str, Any]:
     """Return the metadata of an object that :func:`write_params` wrote.
 
     Raises:
-        SavedModelError: if there is no readable metadata, or it is that of another class.
+        SavedModelError: if there is no readable metadata, or it is of another class or a newer format.
     """
     metadata = _any_metadata(folder, expected)
     name, class_name = f"{expected.__module__}.{expected.__name__}", metadata["class"]
@@ -198,6 +203,8 @@ def read_metadata(folder: Path, expected: type) -> dict[str, Any]:
             f"The path holds a {class_name}, not a {name}. Load it with that class: from {module} import {kind}; "
             f"{kind}.load(path).{inside}"
         )
+    with errors_as(SavedModelError, f"The metadata of a {expected.__name__} in {folder} cannot be read"):
+        check_format(f"The {expected.__name__}", metadata, _FORMAT, SavedModelError)
     return metadata
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkdl.checkpoint.folder import DamagedCheckpointError
+from sparkdl.checks import check_format
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.errors import StoreError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _RUN = "mlflow_run.json"
+_FORMAT = 1
 
 MAX_BYTES_ON_DRIVER = 64 << 20
 """Maximum size of a model that the driver itself reads from a checkpoint, which takes memory for two copies."""
@@ -143,7 +145,7 @@ def run_key_of(url: str) -> str:
     If there are checkpoints, it is the key of the earlier attempt. Otherwise it is a new key, written beside them.
 
     Raises:
-        StoreError: if the folder cannot be read or written.
+        StoreError: if the folder cannot be read or written, or a newer version of sparkdl wrote the file.
     """
     folder = fit_folder(url)
     location = open_location(folder.url)
@@ -153,9 +155,12 @@ def run_key_of(url: str) -> str:
                 suppress(FileNotFoundError, ValueError, KeyError),
                 location.filesystem.open(f"{location.path}/{_RUN}", "rb") as file,
             ):
-                return str(json.loads(file.read())["key"])
+                content = json.loads(file.read())
+                check_format(f"{folder.url}/{_RUN}", content, _FORMAT, StoreError)
+                return str(content["key"])
         key = uuid.uuid4().hex
-        location.write_whole(_RUN, f"{json.dumps({'key': key})}\n".encode())
+        content = {"format": _FORMAT, "key": key}
+        location.write_whole(_RUN, f"{json.dumps(content)}\n".encode())
     return key
 
 

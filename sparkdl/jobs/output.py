@@ -14,9 +14,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.checks import check_format
 from sparkdl.data import Store
 from sparkdl.data.files.filesystems import absolute_url, open_location
-from sparkdl.errors import ParamError, SparkdlError, StoreError
+from sparkdl.errors import ParamError, SavedModelError, SparkdlError, StoreError
 from sparkdl.estimators.fit.progress import finite
 from sparkdl.estimators.persistence import carry
 from sparkdl.foreign_errors import store_error
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from sparkdl.estimators import TorchModel
     from sparkdl.jobs.job import TrainingJob
 
+
+FORMAT = 1
+"""Number of the format of the folder. Formats with lower numbers remain readable."""
 
 RESULT = "result.json"
 MODEL = "model"
@@ -52,6 +56,7 @@ class JobOutput:
 
         Raises:
             ParamError: if the folder was not written by a job.
+            SavedModelError: if a newer version of sparkdl wrote it.
             StoreError: if the folder cannot be read.
         """
         filesystem, path = self._location.filesystem, self._location.path
@@ -74,8 +79,9 @@ class JobOutput:
             raise
         except Exception as error:  # the filesystem libraries raise many kinds
             raise store_error(f"The output {self.url} cannot be read", error) from error
-        if not isinstance(content, dict) or "job" not in content:
-            raise self._something_else(f"has a {RESULT} without the key job")
+        if not isinstance(content, dict) or not content.keys() >= {"format", "job"}:
+            raise self._something_else(f"has a {RESULT} without the keys format and job")
+        check_format(f"The output {self.url}", content, FORMAT, SavedModelError)
         return content
 
     def model(self) -> TorchModel:
@@ -148,6 +154,7 @@ def make_result(
     last, of_model = summary.history[-1], summary.model_record
     assert of_model is not None, "a fit has an epoch"
     return {
+        "format": FORMAT,
         "job": dict(identity),
         "file": job.file.name,
         "model": MODEL,

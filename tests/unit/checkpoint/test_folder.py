@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparkdl.checkpoint.folder import FORMAT, MANIFEST, Checkpoint, CheckpointFolder
+from sparkdl.checkpoint.folder import MANIFEST, Checkpoint, CheckpointFolder
 from sparkdl.checkpoint.tensors import Content, write_checkpoint
 from sparkdl.checkpoint.values import copy_to_host
 from sparkdl.checkpoint.writer import CheckpointWriter
@@ -214,14 +213,6 @@ def test_failure_to_remove_old_checkpoints_is_a_warning_and_new_ones_are_written
     assert "no longer kept could not be removed: " in caplog.text
     assert "IsADirectoryError" in caplog.text
     assert isinstance(folder.open(folder.names()[-1]), Checkpoint)
-
-
-def test_a_checkpoint_of_a_newer_version_is_an_error(folder):
-    (path,) = write(folder, 1)
-    content = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps({**content, "format": FORMAT + 1}))
-    with pytest.raises(CheckpointError, match=rf"format {FORMAT + 1}, .*Install a newer sparkdl"):
-        chosen_epoch(folder)
 
 
 def test_a_fit_of_fewer_epochs_is_an_error(folder):

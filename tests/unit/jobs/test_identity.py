@@ -8,6 +8,7 @@ import pytest
 from sparkdl.identity import differences
 from sparkdl.jobs.identity import ROWS, identity_of, key_of_files
 from sparkdl.jobs.imports import checksums, code_files
+from sparkdl.jobs.output import FORMAT
 from sparkdl.jobs.run_job import run_job
 from tests.unit.jobs.job_files import read
 
@@ -108,7 +109,7 @@ def test_a_job_that_is_done_says_so_without_spark(tmp_path, is_known):
     job = read(tmp_path, *arguments)
     made = {**identity_of(job, checksums(code_files(job))), ROWS: "#1" if is_known else None}
     (tmp_path / "out").mkdir()
-    result = {"job": made, "files": key_of_files(job), "ended": "yesterday"}
+    result = {"format": FORMAT, "job": made, "files": key_of_files(job), "ended": "yesterday"}
     (tmp_path / "out" / "result.json").write_text(json.dumps(result))
     said = []
 

@@ -11,12 +11,12 @@ from sparkdl.errors import ParamError, SavedModelError, StoreError, count_of
 from sparkdl.estimators import TorchModel, TrainingSummary
 from sparkdl.jobs.identity import identity_of
 from sparkdl.jobs.job import read_job
-from sparkdl.jobs.output import JobOutput, make_result
+from sparkdl.jobs.output import FORMAT, JobOutput, make_result
 from sparkdl.training.history import EpochRecord
 from tests.unit.estimators.public_classes import MODELS
 from tests.unit.jobs.job_files import write_job
 
-RESULT = {"job": {"params.epochs": 1}, "loss": 0.5}
+RESULT = {"format": FORMAT, "job": {"params.epochs": 1}, "loss": 0.5}
 
 
 @pytest.fixture
@@ -114,7 +114,11 @@ def test_empty_folder_has_no_result(tmp_path):
         ("out", "text", "is a file: it was not written by a job. Choose another output"),
         ("out/thesis.tex", "text", "holds thesis.tex and no result.json: it was not written by a job"),
         ("out/result.json", "text", "has a result.json that is not JSON: it was not written by a job"),
-        ("out/result.json", "[1]", "has a result.json without the key job: it was not written by a job"),
+        (
+            "out/result.json",
+            "[1]",
+            "has a result.json without the keys format and job: it was not written by a job",
+        ),
     ],
 )
 def test_folder_that_no_job_wrote_is_refused(tmp_path, name, content, message):

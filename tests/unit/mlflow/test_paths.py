@@ -18,7 +18,7 @@ from sparkdl.data.files.lease import hold_alone
 from sparkdl.errors import SparkdlError
 from sparkdl.estimators import LanguageModelModel, TorchEstimator, TorchModel
 from sparkdl.estimators.ready_made.language import text_model
-from sparkdl.jobs.output import JobOutput
+from sparkdl.jobs.output import FORMAT, JobOutput
 from sparkdl.networks.decoder import Decoder, DecoderSizes
 from sparkdl.networks.generation import Generation
 from sparkdl.networks.language import TokenNumbers
@@ -81,8 +81,8 @@ def use_job_output(url):
     output.check_writable()
     for loss in (0.5, 0.25):
         model = MODELS["TorchModel"]()
-        output.write(model, {"job": {}, "loss": loss})
-        assert JobOutput(url).result() == {"job": {}, "loss": loss}
+        output.write(model, {"format": FORMAT, "job": {}, "loss": loss})
+        assert JobOutput(url).result() == {"format": FORMAT, "job": {}, "loss": loss}
         assert TorchModel.load(f"{url}/model").uid == model.uid
 
 

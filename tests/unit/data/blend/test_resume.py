@@ -181,8 +181,6 @@ def test_invalid_state_of_a_blend_is_refused_with_the_reason(tmp_path: Path) -> 
         ):
             with pytest.raises(ParamError, match=message):
                 blend.resume(bad)
-        with pytest.raises(DataError, match="format 9.*Install a newer sparkdl"):
-            blend.resume({**good, "format": 9})
 
 
 def test_feeds_with_different_world_sizes_cannot_be_blended(write_dataset: WriteDataset) -> None:

@@ -294,8 +294,6 @@ def test_state_of_other_files_or_settings_is_refused_with_the_difference(write_d
         ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
     with pytest.raises(DataError, match="seed was 0 .* 1; shuffle was True .* False"):
         ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
-    with pytest.raises(DataError, match="format 9.*Install a newer sparkdl"):
-        ParquetFeed(dataset, columns=["id"], batch_size=10).resume({**state, "format": 9})
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

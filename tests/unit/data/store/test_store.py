@@ -66,14 +66,6 @@ def test_deleting_a_dataset_twice_is_no_error(store: Store, write_dataset: Write
     assert not store.location.filesystem.exists(open_location(committed.url).path)
 
 
-def test_a_manifest_of_a_newer_format_is_refused(tmp_path: Path, write_dataset: WriteDataset) -> None:
-    committed = commit_copy(Store(tmp_path / "store"), write_dataset([[10]]))
-    manifest = Path(committed.url) / MANIFEST_NAME
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(StoreError, match="has format 99.*Install a newer sparkdl"):
-        open_dataset(committed.url)
-
-
 def test_a_damaged_manifest_is_an_error(tmp_path: Path, write_dataset: WriteDataset) -> None:
     committed = commit_copy(Store(tmp_path / "store"), write_dataset([[10]]))
     for text in ("{", "{}", "[]"):

@@ -3,6 +3,16 @@
 An identity is a dict of values that JSON can hold, by names that error messages use: the settings, the names and shapes
 of tensors, and what the rows are. A value that is a :func:`checksum` is compared, but not shown. None stands for what
 is not known, which is equal to anything.
+
+Rows are identified in three ways, for three cases. A feed continues on the files that it has read: file names, row
+counts and versions identify the rows, and no row is read. A fit may continue after its rows were written again, to
+files of other names: a checksum of rows identifies them, and the feed of a fit has no identity of its own. Rows that
+are not written yet are identified by the DataFrame object, the settings of its session and the input files.
+
+Names and shapes of tensors are compared twice when a fit continues, as a callback may add or replace layers. The
+identity has the tensors of the model that the fit begins with; it is compared on the driver before ranks start. The
+manifest of a checkpoint has those of the model as it was trained; it is compared before they are loaded. A script has
+no identity, and compares the manifest alone.
 """
 
 from __future__ import annotations
@@ -17,9 +27,14 @@ _LONGEST = 400
 _MISSING = object()
 
 
+def as_checksum(digits: str) -> str:
+    """Return the digits of a hash as the value of an identity: ``#`` and the digits."""
+    return f"#{digits}"
+
+
 def checksum(content: bytes) -> str:
-    """Return the checksum of a content as the value of an identity: ``#`` and 16 hexadecimal digits of its SHA-256."""
-    return f"#{hashlib.sha256(content).hexdigest()[:16]}"
+    """Return the checksum of a content as the value of an identity: 16 hexadecimal digits of its SHA-256."""
+    return as_checksum(hashlib.sha256(content).hexdigest()[:16])
 
 
 def digest(identity: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.files.filesystems import absolute_url
 from sparkdl.data.spark.input_files import state_below
-from sparkdl.identity import digest
+from sparkdl.identity import as_checksum, digest
 from sparkdl.tracking import without_credentials
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def key_of_files(job: TrainingJob) -> str | None:
         return None
     if None in states:
         return None
-    return f"#{digest({'files': states, 'settings': settings, 'spark': job.spark.config})}"
+    return as_checksum(digest({"files": states, "settings": settings, "spark": job.spark.config}))
 
 
 def identity_of(job: TrainingJob, code: Mapping[str, str]) -> dict[str, Any]:

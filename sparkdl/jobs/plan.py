@@ -23,6 +23,7 @@ from sparkdl.errors import DataError, JobFileError, count_of, list_names
 from sparkdl.estimators.fit.split import RowCounts, validation_column
 from sparkdl.estimators.params.training import num_readers
 from sparkdl.host_memory import available_bytes, in_bytes
+from sparkdl.identity import as_checksum
 from sparkdl.launch import run_on_ranks
 from sparkdl.spark.jobs import jobs_of
 from sparkdl.training.update import updates_per_epoch
@@ -73,7 +74,7 @@ def key_of_rows(source: DataSource, frame: DataFrame, columns: Sequence[str]) ->
     """Return a checksum of rows that is valid in all Spark applications; None if Spark cannot identify them."""
     values = [source.value] if isinstance(source.value, str) else list(source.value)
     key = lasting_key(frame.select(*map(quote, columns)), [source.kind, *values])
-    return None if key is None else f"#{key}"
+    return None if key is None else as_checksum(key)
 
 
 def count_rows(frame: DataFrame, columns: Sequence[str], indicator: str | None) -> RowCounts:

@@ -290,6 +290,7 @@ class Trainer:
                 row_filter=spec.training_rows,
                 cache=spec.cache,
                 read_timeout_s=read_timeout_s(communicator),
+                has_identity=False,
             )
         )
         self.plan = UpdatePlan(self.feed, spec.accumulated_batches)

@@ -163,6 +163,8 @@ class ParquetFeed(Closing):
         cache_folder: folder for the cache's files; by default the system's folder for temporary files.
         read_timeout_s: seconds to wait for one row group before the read fails, also while the rows that pass the
             filter are counted; and seconds for describing the source, if it is not described yet.
+        has_identity: whether the state says what the rows are, so that the feed resumes only on the same rows. False
+            for a caller that compares the rows by itself, as a fit does.
 
     Attributes:
         dataset: the dataset that is read.
@@ -196,6 +198,7 @@ class ParquetFeed(Closing):
         cache_limit_bytes: int = 4 << 30,
         cache_folder: str | None = None,
         read_timeout_s: float = 600.0,
+        has_identity: bool = True,
     ) -> None:
         check_counts(
             least=1,
@@ -251,7 +254,9 @@ class ParquetFeed(Closing):
         self._num_rows = sum(row_counts)
         rows_per_rank(self._num_rows, world_size)  # likewise after the filter
         self.steps_per_epoch = steps_per_epoch(self._num_rows, world_size, batch_size)
-        self._identity = identity_of_feed(self.dataset, row_counts, seed=seed, shuffle=shuffle)
+        self._identity: dict[str, Any] = {}
+        if has_identity:
+            self._identity = identity_of_feed(self.dataset, row_counts, seed=seed, shuffle=shuffle)
         self._schedule = EpochSchedule(
             row_counts, world_size=world_size, buffer_rows=buffer_rows, seed=seed, shuffle=shuffle
         )

@@ -312,8 +312,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         state = checkpoint.load_state()
         fit = state["fit"]
         epoch, step = (manifest.epoch + 1, 0) if manifest.ends_epoch else (manifest.epoch, manifest.step)
-        # The rows may have been rewritten to files of other names; by the identity they are the same rows.
-        self._feed.resume({**fit["feed"], "of": self._feed.state()["of"]})
+        self._feed.resume(fit["feed"])
         has_steps = fit.get("has_steps", True)
         self._updates.begin(epoch, step, has_steps=has_steps)
         self._num_updates = fit["num_updates"]

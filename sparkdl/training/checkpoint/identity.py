@@ -165,8 +165,8 @@ def dataset_identity(dataset: ParquetDataset, spec: TrainingSpec, read_timeout_s
     return {
         "the dataset's number of rows": dataset.num_rows,
         **{f"the dataset's column {name!r}": _column(dataset, name) for name in names},
-        "the dataset's row groups": counts_digest(dataset.row_counts),
-        "the dataset's training rows": counts_digest(chosen or dataset.row_counts),
+        "the dataset's row groups": counts_checksum(dataset.row_counts),
+        "the dataset's training rows": counts_checksum(chosen or dataset.row_counts),
         "the dataset's rows": _rows_checksum(dataset, names, num_compared, read_timeout_s),
     }
 
@@ -176,13 +176,13 @@ def dataset_digest(dataset: ParquetDataset, names: Sequence[str]) -> str:
     return digest(
         {
             "columns": {name: _column(dataset, name) for name in names},
-            "row groups": counts_digest(dataset.row_counts),
+            "row groups": counts_checksum(dataset.row_counts),
             "rows": _rows_checksum(dataset, names, _FIRST_ROWS, _DIGEST_TIMEOUT_S),
         }
     )
 
 
-def counts_digest(counts: Sequence[int]) -> str:
+def counts_checksum(counts: Sequence[int]) -> str:
     """Return a checksum of row counts."""
     return checksum(np.array(counts, dtype=np.int64).tobytes())
 
@@ -352,7 +352,7 @@ def _rows(choice: RowChoice | None) -> str:
         return "all"
     assert choice.counts is not None, "the rows to train on were counted before the fit"
     marked = f" by {', '.join(choice.columns)}" if choice.columns else ""
-    return f"{sum(choice.counts)} in {counts_digest(choice.counts)}{marked}"
+    return f"{sum(choice.counts)} in {counts_checksum(choice.counts)}{marked}"
 
 
 def _goals(spec: TrainingSpec) -> dict[str, Any]:

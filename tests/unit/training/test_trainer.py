@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from sparkdl.data import PlannedFeed
-from sparkdl.errors import TrainingError
+from sparkdl.errors import CheckpointError, TrainingError
+from sparkdl.training.callbacks import Callback, FitContext
+from sparkdl.training.spec import CheckpointPlan
 from sparkdl.training.trainer import train
 from tests.training.scenes.training_scenes import make_spec, write_dataset
 
@@ -43,3 +45,18 @@ def test_a_failing_step_ends_the_epoch_and_its_threads_while_its_traceback_is_he
     assert raised.value.__cause__.__traceback__ is not None
     assert ended == [0]
     assert not any(thread.name == "sparkdl-shuffler" for thread in threading.enumerate())
+
+
+class AddsLayer(Callback):
+    def on_epoch_start(self, context: FitContext) -> None:
+        if context.epoch == 2:
+            context.module[0].added = torch.nn.Linear(1, 1)
+
+
+def test_a_checkpoint_of_a_model_that_got_a_layer_while_it_was_trained_is_refused(tmp_path: Path) -> None:
+    """The identity of the fit is that of the model before, so that the tensors of the checkpoint are compared, too."""
+    dataset = write_dataset(tmp_path, 16)
+    settings = {"callbacks": (AddsLayer(),), "checkpoints": CheckpointPlan(url=str(tmp_path / "checkpoints"))}
+    train(make_spec(epochs=2, **settings), communicator=ALONE, dataset=dataset, keep=id)
+    with pytest.raises(CheckpointError, match=r"it has 0\.added\.bias, 0\.added\.weight, which the model"):
+        train(make_spec(epochs=3, **settings), communicator=ALONE, dataset=dataset, keep=id)

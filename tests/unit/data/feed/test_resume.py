@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -294,6 +295,21 @@ def test_state_of_other_files_or_settings_is_refused_with_the_difference(write_d
         ParquetFeed(swapped, columns=["id"], batch_size=10).resume(state)
     with pytest.raises(DataError, match="seed was 0 .* 1; shuffle was True .* False"):
         ParquetFeed(dataset, columns=["id"], batch_size=10, seed=1, shuffle=False).resume(state)
+
+
+def test_a_feed_without_an_identity_continues_on_rows_that_were_written_again(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    first, again = (dataset_of(tmp_path / name, [25]) for name in "ab")
+    options: dict[str, Any] = {"batch_size": 10, "shuffle": False}
+    with ParquetFeed(first, has_identity=False, **options) as feed, closing(iter(feed)) as batches:
+        next(batches)
+        state = json.loads(json.dumps(feed.state()))
+    with ParquetFeed(again, has_identity=False, **options) as feed:
+        feed.resume(state)
+        assert [batch["id"].tolist() for batch in feed] == [[*range(10, 20)], [*range(20, 25)]]
+    with ParquetFeed(again, **options) as feed, pytest.raises(DataError, match="seed was not there and is 0"):
+        feed.resume(state)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from sparkdl.checks import check_counts
 from sparkdl.errors import ParamError
 from sparkdl.estimators.summary import ShownAsText, plots
-from sparkdl.training.callbacks import Callback
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
-    from torch import nn
     from torch.optim import Optimizer
-
-    from sparkdl.training.callbacks import FitContext
-
-
-_SMOOTHING = 0.9
-_EXPLODED = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -38,7 +31,7 @@ class LearningRates(ShownAsText):
 
     Attributes:
         rates: learning rate of each update, until the loss exploded.
-        losses: mean loss of the ranks' batches before the update, moving average with a weight of 0.9 on the past.
+        losses: mean loss of the ranks' rows before the update, moving average with a weight of 0.9 on the past.
         suggestion: rate at which the loss falls most per factor of the rate; None if it never falls.
     """
 
@@ -95,57 +88,17 @@ class RangeSchedule:
         return LambdaLR(optimizer, lambda update: rates[min(update, len(rates) - 1)] / first)
 
 
-class LossRecorder(Callback):
-    """Stores the losses of all steps in the model, which brings them to the driver."""
-
-    _NAME = "_losses_of_range_test"
-
-    def __init__(self) -> None:
-        self._losses: list[torch.Tensor] = []
-
-    def on_step_end(self, context: FitContext) -> None:
-        """Note the loss of this rank's rows."""
-        assert context.loss is not None, "a step has a loss"
-        self._losses.append(context.loss.detach().float().reshape(()))
-
-    def on_fit_end(self, context: FitContext) -> None:
-        """Average the losses over the ranks."""
-        losses = torch.stack(self._losses)
-        if context.world_size > 1:
-            torch.distributed.all_reduce(losses)
-        setattr(context.module, self._NAME, (losses / context.world_size).tolist())
-
-    @classmethod
-    def losses_in(cls, module: nn.Module) -> list[float]:
-        """Return the losses that a recorder left in a module."""
-        losses: list[float] = getattr(module, cls._NAME)
-        return losses
-
-
-def judge(losses: list[float], schedule: RangeSchedule, batches_per_update: int) -> LearningRates:
+def judge(losses: Sequence[tuple[float, float]]) -> LearningRates:
     """Return the losses of a range test by learning rate, with a suggestion.
 
     Args:
-        losses: loss of each step.
-        schedule: schedule of the learning rates.
-        batches_per_update: number of steps for an update.
+        losses: learning rate and loss of each update, as :class:`sparkdl.training.learning_rate.RangeTest` has them.
     """
-    updates = len(losses) // batches_per_update
-    values = np.array(losses[: updates * batches_per_update]).reshape(updates, -1).mean(axis=1)
-    rates = schedule.rates()[:updates]
-    average, smooth = 0.0, []
-    for number, value in enumerate(values[: len(rates)], start=1):
-        average = _SMOOTHING * average + (1 - _SMOOTHING) * value
-        smooth.append(average / (1 - _SMOOTHING**number))
-        if not math.isfinite(value) or smooth[-1] > _EXPLODED * abs(min(smooth)):
-            smooth.pop()
-            break
-    kept: Any = np.array(smooth)
-    rates = rates[: len(kept)]
-    lowest = int(kept.argmin()) if len(kept) else 0
+    rates, averages = np.array(losses).T
+    lowest = int(averages.argmin())
     suggestion = None
     if lowest >= 2:
-        slopes = np.gradient(kept[: lowest + 1], np.log(rates[: lowest + 1]))
+        slopes = np.gradient(averages[: lowest + 1], np.log(rates[: lowest + 1]))
         if slopes.min() < 0:
             suggestion = float(rates[int(slopes.argmin())])
-    return LearningRates(rates=rates, losses=kept, suggestion=suggestion)
+    return LearningRates(rates=rates, losses=averages, suggestion=suggestion)

@@ -193,7 +193,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
             ParamError: if an argument or a Param has a value that cannot work.
             SparkdlError: as :meth:`fit`.
         """
-        from sparkdl.estimators.learning_rate_search import LossRecorder, RangeSchedule, judge
+        from sparkdl.estimators.learning_rate_search import RangeSchedule, judge
 
         schedule = RangeSchedule(low, high, num_updates)
         check_rows_to_fit(dataset)
@@ -202,7 +202,7 @@ class FittingEstimator(Estimator[M], CheckedParams):
             scheduler=schedule,
             schedulerInterval="step",
             warmupSteps=0,
-            callbacks=[*self._params_of_fit().getCallbacks(), LossRecorder()],
+            metrics=[],
         )
         for name in (
             "validationFraction",
@@ -211,12 +211,15 @@ class FittingEstimator(Estimator[M], CheckedParams):
             "bestMode",
             "earlyStoppingPatience",
             "onEpoch",
+            "elastic",  # ranks that join would lack the losses
+            "minWorkers",
+            "maxWorkers",
+            "replaceStragglers",
         ):
             trial.clear(trial.getParam(name))
-        losses: list[float] = []
-        take = TrialRun(schedule.num_updates, lambda module: losses.extend(LossRecorder.losses_in(module)))
-        trial._fit_once(dataset, take)
-        return judge(losses, schedule, self._params_of_fit().getGradientAccumulationSteps())
+        losses: list[tuple[float, float]] = []
+        trial._fit_once(dataset, TrialRun(schedule.num_updates, losses.extend))
+        return judge(losses)
 
     def _fit(self, dataset: DataFrame) -> M:
         return self._fit_once(dataset)

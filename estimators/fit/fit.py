@@ -63,9 +63,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from torch import nn
 
-    from sparkdl.collective import WorldReport
     from sparkdl.data import ParquetDataset
     from sparkdl.data.files.lease import SoleLease
     from sparkdl.estimators.fit.rows import TrainingRows
@@ -87,11 +85,12 @@ class TrialRun:
 
     Attributes:
         num_updates: number of updates of the weights.
-        receive: function that gets the module after these updates; None for none.
+        receive: function that gets the learning rate and the loss of each update, which makes the fit a range test;
+            None for none.
     """
 
     num_updates: int = 3
-    receive: Callable[[nn.Module], object] | None = None
+    receive: Callable[[Sequence[tuple[float, float]]], object] | None = None
 
 
 def fit_on_rows(
@@ -146,8 +145,8 @@ def fit_on_rows(
             recipe = params._caller._learn(params, parquet, spark)
             inputs = prepare_fit(params, parquet, recipe)
             if params.getFastDevRun():
-                num_updates = (trial or TrialRun()).num_updates
-                inputs = replace(inputs, spec=_few_updates(inputs.spec, params, parquet, num_updates))
+                spec = _few_updates(inputs.spec, params, parquet, trial or TrialRun())
+                inputs = replace(inputs, spec=spec)
             inputs = replace(inputs, spec=with_checkpoints(inputs.spec, params, lease.url if lease else None))
             finished = find_finished(inputs.spec, parquet)
             with (
@@ -164,7 +163,7 @@ def fit_on_rows(
                 listener = FitListener(
                     run, progress, check, params.getOnEpoch(), partial(describe_progress, spark)
                 )
-                communication = None
+                outcome = None
                 if finished is None:
                     monitor = params.getMonitor()
                     name = params.getRunName() or type(recipe.model).__name__
@@ -172,7 +171,7 @@ def fit_on_rows(
                         nullcontext() if monitor is None else monitor.on_driver(name, listener.log_metrics)
                     )
                     with watching as listener.board:
-                        finished, communication = _train(
+                        finished, outcome = _train(
                             params, spark, inputs.spec, parquet, weights, listener, run, lease
                         )
                 else:
@@ -181,8 +180,8 @@ def fit_on_rows(
                     progress.status(
                         f"All {params.getEpochs()} epochs are done: {params.getCheckpointDir()} has the model"
                     )
-                if trial is not None and trial.receive is not None:
-                    trial.receive(finished.module)
+                if trial is not None and trial.receive is not None and outcome is not None:
+                    trial.receive(outcome.losses)
                 num_parameters, num_trained = count_parameters(recipe.model)
                 summary = TrainingSummary(
                     history=finished.history,
@@ -200,7 +199,7 @@ def fit_on_rows(
                     run,
                     params,
                     model,
-                    communication,
+                    None if outcome is None else outcome.communication,
                     worlds=listener.worlds,
                     example=first_input or partial(first_rows, parquet, inputs.signature.inputs.names),
                     folder=Path(folder),
@@ -222,9 +221,10 @@ def _without_records(params: _TorchEstimatorParams) -> _TorchEstimatorParams:
 
 
 def _few_updates(
-    spec: TrainingSpec, params: _TorchEstimatorParams, parquet: ParquetDataset, num_updates: int
+    spec: TrainingSpec, params: _TorchEstimatorParams, parquet: ParquetDataset, trial: TrialRun
 ) -> TrainingSpec:
     """Return the spec of a trial: some rows for a few updates of the weights, and for as many validation batches."""
+    num_updates = trial.num_updates
     of_step = num_readers(params) * spec.batch_size
     num_rows = max(num_updates * of_step * spec.accumulated_batches, params.getNumWorkers())
     training = spread_rows(parquet.row_counts, spec.training_rows, num_rows)
@@ -238,6 +238,7 @@ def _few_updates(
         spec,
         training_rows=training,
         validation_rows=validation,
+        is_range_test=trial.receive is not None,
         epochs=math.ceil(num_updates / updates_per_epoch(steps, spec.accumulated_batches)),
     )
 
@@ -265,7 +266,7 @@ def _train(
     listener: FitListener,
     tracking: FitRun | None,
     lease: SoleLease | None,
-) -> tuple[FinishedFit, WorldReport | None]:
+) -> tuple[FinishedFit, FitOutcome]:
     stored = store_spec(spec, weights)
     num_threads = params.getThreadsPerWorker() or threads_by_settings(spark)
     threads = count_of(num_threads or task_cpus(spark), "thread")
@@ -317,7 +318,7 @@ def _train(
             where=lambda: newest_position(spec),
         )
     module = fetch_module(outcome.module, weights).eval()
-    return FinishedFit(module, outcome.history, outcome.model_epoch), outcome.communication
+    return FinishedFit(module, outcome.history, outcome.model_epoch), outcome
 
 
 def _elastic_limits(params: _TorchEstimatorParams) -> ElasticLimits | None:

@@ -163,12 +163,14 @@ class FitOutcome:
         history: one record per epoch, equal on all ranks.
         model_epoch: number of the epoch that rank 0's weights are from: the best epoch if the fit keeps its weights,
             else the last one. Ranks that do not keep the best weights have those of the last epoch.
+        losses: learning rate and loss of each update of a range test; empty for other fits.
         communication: communication report of all ranks; None if it was not requested.
     """
 
     module: Any
     history: tuple[EpochRecord, ...]
     model_epoch: int
+    losses: tuple[tuple[float, float], ...] = ()
     communication: WorldReport | None = None
 
 

@@ -1,4 +1,7 @@
-"""The learning rate of a fit: scaled with the number of ranks, warmed up, and changed by the user's schedule."""
+"""The learning rate of a fit: scaled with the number of ranks, warmed up, and changed by the user's schedule.
+
+:class:`RangeTest` records the loss by learning rate, for ``find_learning_rate``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -16,6 +20,9 @@ from sparkdl.errors import ParamError, TrainingError
 from sparkdl.foreign_errors import errors_as
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparkdl.collective import Communicator
     from sparkdl.training.history import EpochRecord
     from sparkdl.training.spec import Goal
 
@@ -143,6 +150,11 @@ class LearningRate:
         self._tried = self.last = float("nan")
         """Learning rate of the first parameter group in the last update."""
 
+    @property
+    def scheduled(self) -> float:
+        """Learning rate of the first parameter group in the next update, before warm-up and scaling."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
     @contextmanager
     def during_update(self) -> Iterator[None]:
         """Within this context the optimizer has the learning rate of the next update."""
@@ -204,3 +216,65 @@ class LearningRate:
         name = type(self._scheduler).__name__
         with errors_as(TrainingError, f"Param scheduler: {name} failed when it continued"):
             step()
+
+
+_SMOOTHING = 0.9
+_EXPLODED = 4.0
+
+
+class RangeTest:
+    """The loss for growing learning rates, until it explodes; the same on every rank.
+
+    Args:
+        communicator: communicator of all ranks.
+
+    Attributes:
+        losses: for each update its learning rate, and the mean loss of all ranks' rows before it, a moving average.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._sums = np.zeros(2)
+        """Sum of the losses of this rank's rows since the last update, and the weight of the rows."""
+        self._average, self._num_updates = 0.0, 0
+        self.losses: list[tuple[float, float]] = []
+
+    def add(self, loss_mean: Tensor, weight: float) -> None:
+        """Add the mean loss of a batch of this rank, and the weight of its rows."""
+        if weight:
+            self._sums += (float(loss_mean) * weight, weight)
+
+    def ends_before_update(self, rate: float) -> bool:
+        """Note the loss of the batches of an update; return whether the test ends before the update. Collective.
+
+        It ends if the loss is not finite, or the moving average exceeds four times the lowest one.
+
+        Args:
+            rate: learning rate of the update.
+
+        Raises:
+            TrainingError: if the first loss is not finite.
+        """
+        if self._communicator.world_size > 1:
+            self._communicator.allreduce(self._sums, op="sum", name="losses of a range test")
+        total, weight = self._sums.tolist()
+        self._sums = np.zeros(2)
+        if not weight:
+            return False
+        loss = total / weight
+        if not math.isfinite(loss):
+            if not self.losses:
+                raise TrainingError(
+                    f"The loss of the first rows is {loss}, before any update. Look for NaN and extreme values in the "
+                    "data."
+                )
+            return True
+        self._num_updates += 1
+        self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * loss
+        smooth = self._average / (1 - _SMOOTHING**self._num_updates)
+        if self.losses and smooth > _EXPLODED * abs(min(least for _, least in self.losses)):
+            return True
+        if self.losses and self.losses[-1][0] == rate:  # float16 had overflowed, and the update was skipped
+            self.losses.pop()
+        self.losses.append((rate, smooth))
+        return False

@@ -208,6 +208,9 @@ class TrainingSpec:
     compression: Compression | None = field(default=None, metadata=DESCRIBED)
     """How gradients are compressed for slow links; None to average them as they are."""
 
+    is_range_test: bool = field(default=False, metadata=FREE)
+    """Whether the fit records the loss by learning rate, and ends when it explodes, without an error."""
+
     checkpoints: CheckpointPlan | None = field(default=None, metadata=FREE)
     """Where and when checkpoints are taken, and the folder from which the fit resumes; None for no checkpoints."""
 

@@ -42,10 +42,14 @@ class FiniteLossCheck:
     ranks cannot finish the update without its gradients. If several losses of one update are not finite, the error may
     name any of them. On CUDA, losses are recorded on the device. All ranks compare the records every 50 steps, at the
     end of an epoch and before a checkpoint, and the error names the earliest step of all ranks.
+
+    Attributes:
+        raises: whether such a loss is an error; in a range test of learning rates it is none.
     """
 
     def __init__(self, communicator: Communicator, device: torch.device) -> None:
         self._communicator = communicator
+        self.raises = True
         self._is_deferred = device.type != "cpu"
         self._first_bad_step = torch.full((), _NEVER, dtype=torch.int64, device=device)
 
@@ -55,6 +59,8 @@ class FiniteLossCheck:
         Raises:
             TrainingError: on CPU, if the loss is not finite.
         """
+        if not self.raises:
+            return
         if self._is_deferred:
             bad = torch.where(torch.isfinite(loss_mean.detach()), _NEVER, step)
             self._first_bad_step = torch.minimum(self._first_bad_step, bad)

@@ -32,7 +32,7 @@ from sparkdl.training.device_batches import (
 )
 from sparkdl.training.distribution import DividedModel, ModelDistribution, Replicas
 from sparkdl.training.history import EpochMeter, EpochRecord, FitOutcome, ProgressReporter, Report
-from sparkdl.training.learning_rate import LearningRate, scaling_factor
+from sparkdl.training.learning_rate import LearningRate, RangeTest, scaling_factor
 from sparkdl.training.metrics import EpochMetrics
 from sparkdl.training.objective import ErrorContext, Objective, StepPosition
 from sparkdl.training.precision import Precision
@@ -237,6 +237,8 @@ class Trainer:
         learning_rate: learning rate of the optimizer.
         update: applies gradients to the weights.
         step: applies a batch to the module.
+        range_test: records the loss by learning rate; None except in a range test.
+        has_exploded: whether the loss of a range test has exploded, which ends the fit.
         speeds: measures the speeds of the ranks; None if nothing depends on them.
         replicas: compares the weights of the ranks; None without replicas, or if they are not to be compared.
         validation: evaluates the module on the validation rows; None without validation.
@@ -321,6 +323,9 @@ class Trainer:
             communicator=communicator,
             device=self.device,
         )
+        self.range_test = RangeTest(communicator) if spec.is_range_test else None
+        self.has_exploded = False
+        self.step.finite.raises = not spec.is_range_test
         self.speeds = self._open_speeds()
         self.replicas = self.distribution.replica_check(optimizer) if spec.compare_replicas else None
         self.validation = self._open_validation(dataset, resources, on_step)
@@ -367,14 +372,15 @@ class Trainer:
         """Train the remaining epochs; see :func:`train`."""
         with single_rows_allowed(self.module):
             for epoch in range(self._resume(), self.spec.epochs + 1):
-                if self.control.has_ended:
+                if self.control.has_ended or self.has_exploded:
                     break
                 self.run_epoch(epoch)
             self.on_position("")
             if self.handover is not None:
                 self.handover.hold(self)  # before the best weights replace the last ones
             model_epoch = self.control.end()
-        return FitOutcome(keep(self.distribution), tuple(self.history), model_epoch)
+        losses = () if self.range_test is None else tuple(self.range_test.losses)
+        return FitOutcome(keep(self.distribution), tuple(self.history), model_epoch, losses)
 
     def run_epoch(self, epoch: int) -> None:
         """Train on all rows once, validate, and take a checkpoint if one is due."""
@@ -432,6 +438,8 @@ class Trainer:
         with ErrorContext("training", rank=position.rank, where=text, batch=batch):
             loss, weight, num_rows = self.step.run(batch, epoch=epoch, step=step, metrics=meter.metrics)
             meter.add(loss, weight, num_rows)
+            if self.range_test is not None:
+                self.range_test.add(loss, weight)
             # Whether all ranks have the same weights, between two updates.
             are_equal = self.plan.is_last_of_update(step) and self._update(epoch, step, meter)
         self.control.call("on_step_end", epoch=epoch, step=step, loss=loss)
@@ -450,6 +458,10 @@ class Trainer:
 
     def _update(self, epoch: int, step: int, meter: EpochMeter) -> bool:
         """Update the weights; return whether all ranks have the same now. In an elastic launch this is a border."""
+        if self.range_test is not None:
+            self.has_exploded = self.range_test.ends_before_update(self.learning_rate.scheduled)
+            if self.has_exploded:
+                return False
         handover = self.handover
         if handover is None or self.distribution.local is not None:
             self.step.update()
@@ -488,6 +500,8 @@ class Trainer:
         with closing(batches_for(self.device, prepared, ahead=not objective.draws)) as batches:
             for step, batch in enumerate(meter.time_waits(batches), start=first.step):
                 self.run_step(first._replace(step=step), batch, meter)
+                if self.has_exploded:
+                    break
         if self.speeds is not None:
             self.speeds.time.pause()
 

@@ -52,6 +52,22 @@ def test_pipeline_stages_learn_what_one_worker_does(frame, tmp_path):
 
 
 @pytest.mark.any_spark_will_do
+def test_range_test_of_shards_ends_where_the_loss_explodes(frame, tmp_path):
+    estimator = make_estimator(
+        tmp_path,
+        model=make_model(1),
+        loss="mse",
+        labelCol="target",
+        optimizer="sgd",
+        learningRate=0.1,
+        parallelism=SHARDS,
+    )
+    found = estimator.find_learning_rate(frame, low=1e-2, high=1e30, num_updates=20)
+    assert 1 <= len(found.rates) == len(found.losses) < 20
+    assert found.rates[0] == pytest.approx(1e-2)
+
+
+@pytest.mark.any_spark_will_do
 def test_auto_trains_as_the_chosen_layout_does_and_says_which(frame, tmp_path, capfd):
     named = make_estimator(tmp_path, epochs=2, parallelism={"data": 2}).fit(frame)
     estimator = make_estimator(tmp_path, epochs=2, parallelism="auto", showProgress=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.errors import ParamError
 from sparkdl.training.history import EpochRecord
-from sparkdl.training.learning_rate import LearningRate
+from sparkdl.training.learning_rate import LearningRate, RangeTest
 from sparkdl.training.spec import Goal
 
 
@@ -125,3 +127,18 @@ def test_plateau_is_stepped_with_the_training_loss_without_validation():
 def test_plateau_without_a_metric_of_its_direction_is_refused(form, mode, watched, message):
     with pytest.raises(ParamError, match=message):
         make(form, mode, watched)
+
+
+def test_range_test_averages_rows_leaves_out_skipped_updates_and_ends_when_the_loss_explodes():
+    test = RangeTest(SimpleNamespace(world_size=1))
+    test.add(torch.tensor(1.0), 3.0)
+    test.add(torch.tensor(5.0), 1.0)  # the two batches of an update
+    assert not test.ends_before_update(0.1)
+    assert test.losses == pytest.approx([(0.1, 2.0)])
+    for _ in range(2):  # the second after an update that was skipped, which leaves the rate unchanged
+        test.add(torch.tensor(2.0), 4.0)
+        assert not test.ends_before_update(0.2)
+    assert [rate for rate, _ in test.losses] == [0.1, 0.2]
+    test.add(torch.tensor(100.0), 4.0)
+    assert test.ends_before_update(0.4)
+    assert [rate for rate, _ in test.losses] == [0.1, 0.2]

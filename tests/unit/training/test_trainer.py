@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import math
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from sparkdl.data import PlannedFeed
 from sparkdl.errors import CheckpointError, TrainingError
@@ -60,3 +63,37 @@ def test_a_checkpoint_of_a_model_that_got_a_layer_while_it_was_trained_is_refuse
     train(make_spec(epochs=2, **settings), communicator=ALONE, dataset=dataset, keep=id)
     with pytest.raises(CheckpointError, match=r"it has 0\.added\.bias, 0\.added\.weight, which the model"):
         train(make_spec(epochs=3, **settings), communicator=ALONE, dataset=dataset, keep=id)
+
+
+def doubling(optimizer: torch.optim.Optimizer, num_steps: int) -> LambdaLR:
+    return LambdaLR(optimizer, lambda update: 2.0**update)
+
+
+def test_range_test_ends_before_the_update_by_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    factors = itertools.chain([1.0, 1.0, 1.0, math.inf], itertools.repeat(1.0))
+
+    def compute(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, labels) * next(factors)
+
+    spec = make_spec(
+        loss=compute, is_range_test=True, scheduler=doubling, scheduler_interval="step", batch_size=8
+    )
+    dataset = write_dataset(tmp_path, 200, rows_per_group=10)
+    outcome = train(spec, communicator=ALONE, dataset=dataset, keep=lambda distribution: distribution.module)
+    assert [rate for rate, _ in outcome.losses] == pytest.approx([0.1, 0.2, 0.4])
+    assert all(math.isfinite(loss) for _, loss in outcome.losses)
+    assert all(bool(weight.isfinite().all()) for weight in outcome.module.parameters())
+    assert len(outcome.history) == 1
+
+
+def test_range_test_whose_first_loss_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    def compute(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, labels) * math.nan
+
+    with pytest.raises(TrainingError, match="loss of the first rows is nan, before any update"):
+        train(
+            make_spec(loss=compute, is_range_test=True),
+            communicator=ALONE,
+            dataset=write_dataset(tmp_path, 20),
+            keep=id,
+        )

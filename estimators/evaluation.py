@@ -347,6 +347,7 @@ def is_scored(output: ModelOutput) -> bool:
 
 
 _SCORE_BITS = 14
+_LARGEST_SCORE = 1e300  # in place of infinity, as of a logarithm of 0
 
 
 def _score(raw: Column, output: ModelOutput) -> Column:
@@ -356,6 +357,7 @@ def _score(raw: Column, output: ModelOutput) -> Column:
     if output.kind in ("binary_probability", "class_probability"):
         probability = F.greatest(F.least(scores[1], F.lit(1 - 1e-15)), F.lit(1e-300))
         score = F.log(probability / (1 - probability))
+    score = F.greatest(F.least(score, F.lit(_LARGEST_SCORE)), F.lit(-_LARGEST_SCORE))
     unit = F.pow(F.lit(2.0), F.floor(F.log2(F.abs(score))) - _SCORE_BITS)
     return F.when(score == 0, 0.0).otherwise(F.round(score / unit) * unit)
 

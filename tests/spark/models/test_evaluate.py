@@ -88,6 +88,25 @@ def test_curves_of_two_classes_are_those_of_scikit_learn(rows, values, kind) -> 
     assert (last["FPR"], last["TPR"]) == (1.0, 1.0)
 
 
+class LogOfUnderflow(nn.Module):
+    """Log probabilities of two classes, of which -inf is one."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.log(torch.softmax(torch.cat([torch.zeros_like(rows), rows], dim=1), dim=1))
+
+
+@pytest.mark.slow_on("connect")
+def test_infinite_scores_are_at_the_ends_of_the_curves(spark) -> None:
+    features, labels = [-300.0, -200.0, -1.0, 1.0, 2.0, 200.0, 300.0], [0, 1, 0, 1, 0, 1, 1]
+    scored = spark.createDataFrame(
+        [([x], y) for x, y in zip(features, labels, strict=True)], "features array<double>, label int"
+    )
+    example = scored.where("abs(features[0]) < 3")
+    found = TorchModel.from_module(LogOfUnderflow(), example=example, outputs="class").evaluate(scored)
+    clipped = np.clip(features, -100.0, 100.0)
+    assert found.areaUnderROC == pytest.approx(sklearn_metrics.roc_auc_score(labels, clipped))
+
+
 @pytest.mark.slow_on("connect")
 def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_model(rows) -> None:
 

@@ -220,7 +220,7 @@ def _columns_of_test(estimator: Any) -> list[tuple[Any, Any]]:
     return [
         (param, names)
         for param, names in estimator._columns_of_fit()
-        if param.name in ("featuresCol", "labelCol")
+        if param.name in ("featuresCol", "labelCol", "weightCol")
     ]
 
 

@@ -286,7 +286,7 @@ def prepare_fit(
         heads=heads,
         row=row,
         labels=trial_labels(heads, dataset, row, named),
-        weighted=weight is not None,
+        weighted_by=_weighted_by(params),
         pair=pair,
     )
     check_names((entry.name for entry in probed.inputs.inputs), inputs, params)
@@ -317,6 +317,15 @@ def prepare_fit(
     check_scored_columns(scored_columns_of(params), signature.outputs)
     with_thresholds(signature.outputs, params.getThresholds())
     return FitInputs(spec, signature, probed.inputs.example_batches(pair))
+
+
+def _weighted_by(params: _TorchEstimatorParams) -> str:
+    """Return the name of a Param by which the loss has weights of rows; empty without one."""
+    if params.getClassWeights() is not None:
+        return "classWeights"
+    if params.getSampling() != "all":
+        return "sampling"
+    return "" if params._weight_column() is None else "weightCol"
 
 
 def _signature(probed: ProbeResult, heads: Sequence[Head]) -> ModelSignature:

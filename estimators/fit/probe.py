@@ -384,7 +384,7 @@ def probe(
     row: Arrays,
     labels: Arrays,
     pair: Arrays,
-    weighted: bool,
+    weighted_by: str = "",
 ) -> ProbeResult:
     """Pass one row through a copy of the model and its losses, and a pair of rows through the model.
 
@@ -397,7 +397,8 @@ def probe(
         row: one row of the data, columns of shape ``(1, *shape)``.
         labels: labels of the row as numbers, columns of shape ``(1, *shape)``.
         pair: two rows of the data, as different as possible, columns of shape ``(2, *shape)``.
-        weighted: whether rows will have weights, for which losses have to return one value per row.
+        weighted_by: name of the Param by which rows will have weights, for which losses have to return one value per
+            row; empty if they will have none.
 
     Raises:
         DataError: if the model does not accept the features, or a loss the labels.
@@ -415,7 +416,9 @@ def probe(
         for head in heads
     )
     dtypes = [
-        _try_labels(trial, gradients, head, outputs.get(head.label.name), labels[head.label.name], weighted)
+        _try_labels(
+            trial, gradients, head, outputs.get(head.label.name), labels[head.label.name], weighted_by
+        )
         for head in heads
     ]
     heads = tuple(
@@ -559,7 +562,7 @@ def _try_labels(
     head: Head,
     outputs: Tensor | None,
     labels: npt.NDArray[np.generic],
-    weighted: bool,
+    weighted_by: str,
 ) -> torch.dtype:
     """Return the dtype in which the labels of a head enter its loss; compute the gradients of the loss."""
     name, loss = head.label.name, head.loss
@@ -568,7 +571,7 @@ def _try_labels(
     assert outputs is not None, "a head with a loss has an output"
     failures = []
     row_weights = None
-    if weighted:  # the row twice, as with one row a value per row looks like a mean of shape (1,)
+    if weighted_by:  # the row twice, as with one row a value per row looks like a mean of shape (1,)
         outputs, labels = torch.cat([outputs, outputs]), np.concatenate([labels, labels])
         row_weights = torch.ones(2)
     for dtype in _label_dtypes(model, loss, labels):
@@ -582,7 +585,8 @@ def _try_labels(
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message="Using a target size")  # a broadcast between rows
-                gradients.backward(compute_loss(loss, outputs, targets, row_weights).mean)
+                term = compute_loss(loss, outputs, targets, row_weights, weighted_by=weighted_by)
+                gradients.backward(term.mean)
         except ParamError:
             raise
         except Exception as error:

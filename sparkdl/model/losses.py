@@ -150,7 +150,12 @@ def needs_global_weight(loss: LossFunction, *, weighted: bool, label_is_scalar: 
 
 
 def compute_loss(
-    loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor | None = None
+    loss: LossFunction,
+    outputs: Tensor,
+    targets: Tensor,
+    row_weights: Tensor | None = None,
+    *,
+    weighted_by: str = "weightCol",
 ) -> LossTerm:
     """Return the mean loss of a batch and its weight.
 
@@ -159,12 +164,13 @@ def compute_loss(
         outputs: outputs of the model, ``(N, ...)``.
         targets: labels as returned by :func:`match_targets`.
         row_weights: non-negative weights of the rows, ``(N,)``; None if every row counts once.
+        weighted_by: name of the Param by which rows have weights, for an error.
 
     Raises:
         ParamError: if ``row_weights`` are given and the loss does not return one value per row.
     """
     if row_weights is not None:
-        return _weighted_loss(loss, outputs, targets, row_weights)
+        return _weighted_loss(loss, outputs, targets, row_weights, weighted_by)
     num_rows = float(targets.shape[0])
     value = loss(outputs, targets)
     if reduction_of(loss) == "sum":
@@ -179,13 +185,15 @@ def compute_loss(
     return LossTerm(mean=value if weight > 0 else outputs.sum() * 0, weight=weight)
 
 
-def _weighted_loss(loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor) -> LossTerm:
+def _weighted_loss(
+    loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor, weighted_by: str
+) -> LossTerm:
     per_row = _unreduce(loss)(outputs, targets)
     if per_row.ndim == 0 or per_row.shape[0] != row_weights.shape[0]:
         raise ParamError(
-            f"weightCol needs one loss value per row, but the loss returned shape {tuple(per_row.shape)} for "
+            f"Param {weighted_by} needs one loss value per row, but the loss returned shape {tuple(per_row.shape)} for "
             f"{row_weights.shape[0]} rows. Use a loss of torch.nn, or a function that does not reduce."
-        )
+        ).about(weighted_by, "loss")
     per_row = per_row.flatten(1).mean(dim=1) if per_row.ndim > 1 else per_row
     divisor = _label_weights(loss, targets)
     counted = row_weights if divisor is None or divisor.ndim > 1 else row_weights * divisor

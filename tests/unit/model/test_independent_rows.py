@@ -46,7 +46,6 @@ def probe_pair(model: nn.Module, rows: np.ndarray = PAIR, **inputs) -> ProbeResu
         row={"x": rows[:1]},
         labels={"y": np.zeros((1, 2))},
         pair={"x": rows},
-        weighted=False,
     )
 
 

@@ -41,6 +41,14 @@ def unequal(tmp_path_factory):
     return scan_dataset(str(folder))
 
 
+class Focal(nn.CrossEntropyLoss):
+    """A loss of the user that takes the mean itself."""
+
+    def forward(self, outputs, labels):
+        loss = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        return ((1 - torch.exp(-loss)) ** 2 * loss).mean()
+
+
 def head_of(dataset, **changes):
     (head,) = prepare_fit(make_estimator(**changes), dataset).spec.heads
     return head
@@ -175,6 +183,8 @@ def test_ready_made_classifiers_take_class_weights(unequal):
             },
             "one class",
         ),
+        ({"classWeights": "balanced", "loss": Focal()}, "^Param classWeights needs one loss value per row"),
+        ({"sampling": "balanced", "loss": Focal()}, "^Param sampling needs one loss value per row"),
     ],
 )
 def test_weights_that_fit_no_class_are_refused(unequal, changes, message):

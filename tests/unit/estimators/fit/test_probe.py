@@ -19,7 +19,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def probe_one(model, loss, features, label, optimizer=sgd, *, weighted=False):
+def probe_one(model, loss, features, label, optimizer=sgd, *, weighted_by=""):
     image, digit = np.array([features]), np.array([label])
     column = Column(name="image", dtype=str(image.dtype), shape=image.shape[1:])
     head = Head(label=LabelColumn(name="digit", shape=digit.shape[1:]), loss=loss)
@@ -31,7 +31,7 @@ def probe_one(model, loss, features, label, optimizer=sgd, *, weighted=False):
         row={"image": image},
         labels={"digit": digit},
         pair={"image": np.concatenate([image, image])},
-        weighted=weighted,
+        weighted_by=weighted_by,
     )
 
 
@@ -191,18 +191,18 @@ class OwnLoss(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("loss", "weighted"),
+    ("loss", "weighted_by"),
     [
-        (lambda outputs, labels: (outputs - labels) ** 2, False),
-        (lambda outputs, labels: (outputs - labels) ** 2, True),
-        (OwnLoss(), True),
-        (root_of_mean, False),
+        (lambda outputs, labels: (outputs - labels) ** 2, ""),
+        (lambda outputs, labels: (outputs - labels) ** 2, "weightCol"),
+        (OwnLoss(), "weightCol"),
+        (root_of_mean, ""),
     ],
 )
-def test_a_loss_that_compares_every_row_with_every_other_one_is_refused(loss, weighted):
+def test_a_loss_that_compares_every_row_with_every_other_one_is_refused(loss, weighted_by):
     with pytest.raises(ParamError, match=r"Param loss compares outputs of shape \(N, 1\).*squeeze"):
-        probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=weighted)
-    probe_one(VECTOR, loss, [1.0, 2.0], 1.0, weighted=weighted)
+        probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted_by=weighted_by)
+    probe_one(VECTOR, loss, [1.0, 2.0], 1.0, weighted_by=weighted_by)
     probe_one(nn.Linear(2, 1), lambda outputs, labels: loss(outputs[:, 0], labels), [1.0, 2.0], 1.0)
 
 
@@ -223,7 +223,7 @@ def test_invalid_optimizer_factory_is_named(factory, message):
     "loss", [nn.MSELoss(), nn.CrossEntropyLoss(), lambda outputs, labels: (outputs[:, 0] - labels) ** 2]
 )
 def test_a_loss_with_a_value_per_row_takes_weights(loss):
-    probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 0.0, weighted=True)
+    probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 0.0, weighted_by="weightCol")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_loss_with_a_value_per_row_takes_weights(loss):
 def test_a_loss_that_reduces_is_refused_with_weights(loss):
     probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0)
     with pytest.raises(ParamError, match=r"weightCol needs one loss .*returned shape \(1?,?\) for 2"):
-        probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted=True)
+        probe_one(nn.Linear(2, 1), loss, [1.0, 2.0], 1.0, weighted_by="weightCol")
 
 
 def test_functional_losses_are_treated_as_their_modules():

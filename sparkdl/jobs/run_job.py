@@ -143,7 +143,8 @@ def run_job(
 ) -> None:
     """Train the model of a job, test it, and write it to the output, unless the output has the result of this job.
 
-    If only the test failed, the next run does only the test.
+    If only the test failed, the next run does only the test. With ``fastDevRun`` the job tries training and test,
+    whatever the output has, and leaves output and checkpoints as they are.
 
     Args:
         job: the job.
@@ -203,13 +204,14 @@ def run_job(
 def _check(job: TrainingJob, code: list[Path], *, has_own_session: bool) -> _Checked:
     estimator = make_estimator(job)
     output = JobOutput(job.output)
+    earlier = output.result()
     return _Checked(
         job=job,
         estimator=estimator,
         code=code,
         identity=identity_of(job, checksums(code)),
         output=output,
-        earlier_result=output.result(),
+        earlier_result=None if estimator.getFastDevRun() else earlier,
         columns=list(dict.fromkeys(name for _, names in estimator._columns_of_fit() for name in names)),
         files=key_of_files(job) if has_own_session else None,
     )
@@ -252,11 +254,13 @@ def _has_same_files(checked: _Checked) -> bool:
 def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say, *, is_again: bool) -> None:
     estimator, began = checked.estimator, datetime.now(timezone.utc)
     checkpoints = estimator.getCheckpointDir()
-    if is_again and checkpoints is not None:
+    is_trial = estimator.getFastDevRun()
+    if is_again and checkpoints is not None and not is_trial:
         _remove_checkpoints(checkpoints, say)
+    length = "a trial (fastDevRun)" if is_trial else count_of(estimator.getEpochs(), "epoch")
     say(
         f"Training {checked.job.estimator} of {checked.job.file.name} on {checked.job.data}: "
-        f"{count_of(estimator.getEpochs(), 'epoch')} on {count_of(estimator.getNumWorkers(), 'rank')}."
+        f"{length} on {count_of(estimator.getNumWorkers(), 'rank')}."
     )
     with log_with_fits(files={"job.yaml": _yaml_of(checked.job)}, code=loggable(checked.code)):
         model = estimator.fit(frame)
@@ -267,11 +271,13 @@ def _train(checked: _Checked, frame: DataFrame, test: DataFrame | None, say: Say
             result["test"] = _test(model, test)
             tested = f"; in the test {_show(result['test'])}"
     finally:
-        checked.output.write(model, result)
-    values = describe_values(model.summary)
-    say(
-        f"Done: {count_of(len(model.history), 'epoch')}, {values}{tested}. {checked.output.url} has the model."
+        if not is_trial:
+            checked.output.write(model, result)
+    place = (
+        f"Nothing is written to {checked.output.url}" if is_trial else f"{checked.output.url} has the model"
     )
+    values = describe_values(model.summary)
+    say(f"Done: {count_of(len(model.history), 'epoch')}, {values}{tested}. {place}.")
 
 
 def _test_trained(checked: _Checked, test: DataFrame, say: Say) -> None:
@@ -327,6 +333,8 @@ def _plan(checked: _Checked, frame: DataFrame, *, is_again: bool) -> str:
 def _state(checked: _Checked, *, is_again: bool) -> str:
     """Return the state of the output, as text."""
     url = checked.output.url
+    if checked.estimator.getFastDevRun():
+        return f"{url} stays as it is: a trial (fastDevRun) writes nothing"
     if checked.earlier_result is not None:
         if is_again:
             return f"{url} has a result, which will be replaced"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -95,6 +96,10 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     assert f"output   {tmp_path / 'out'} is empty" in plan
     assert not (tmp_path / "out").exists()
 
+    weighted = "data.sql=SELECT image, digit, id % 5 = 0 AS is_test, 1.0 AS weight FROM rows_of_jobs"
+    with pytest.raises(DataError, match="weightCol is 'weight', and the DataFrame has no such column"):
+        run(weighted, "weightCol=weight", is_dry_run=True)
+
     lost = "IF(digit >= 0, CAST(raise_error('rows are lost') AS INT), digit)"
     frame.withColumn("digit", F.expr(lost)).createOrReplaceTempView("test_rows_of_jobs")
     with pytest.raises(Exception, match="rows are lost"):
@@ -110,6 +115,16 @@ def test_job_is_planned_run_once_and_run_again_on_request(spark, frame, tmp_path
     accuracy = model.transform(frame.where("id < 50")).selectExpr("avg(int(prediction = digit))").first()[0]
     assert result["test"]["accuracy"] == pytest.approx(accuracy)
     assert f"Done: in the test accuracy {accuracy:.4g}" in said
+
+    checkpoint = tmp_path / "checkpoints" / "fit-1-0123abcd"
+    checkpoint.mkdir(parents=True)
+    trial = ("fastDevRun=true", f"checkpointDir={checkpoint.parent}")
+    assert "out stays as it is" in run(*trial, is_dry_run=True)
+    assert re.search(
+        r"Done: 1 epoch, .* in the test accuracy .*Nothing is written to", run(*trial, is_again=True)
+    )
+    assert json.loads((tmp_path / "out" / "result.json").read_text()) == result
+    assert checkpoint.exists()
 
     if is_connect(spark):
         scored = predicted(spark, tmp_path)

@@ -5,7 +5,7 @@ The *driver* learns the scales of the numbers and the categories from the rows. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -101,6 +101,8 @@ def learn_table(
     scales, label_scale = Moments(), Moments()
     categories_of: dict[str, set[Any]] = {name: set() for name in names}
     null_categories: set[str] = set()
+    bad_features: dict[str, None] = {}
+    bad_labels: dict[str, None] = {}
     wanted = [*features, *([label] if label is not None else [])]
     with ParquetFeed(
         dataset,
@@ -115,15 +117,23 @@ def learn_table(
                 origins = tuple((name, origin) for name, origin in first.items() if origin)
                 inputs = replace(inputs, origins=origins)
             if numeric or inputs.times:
-                scales.add(_finite(inputs.numbers(batch), numeric, batch, is_feature=True, allow_nan=imputes))
+                numbers = inputs.numbers(batch)
+                if bad := _not_finite(numbers, numeric, batch, allow_nan=imputes):
+                    bad_features |= dict.fromkeys(bad)
+                else:
+                    scales.add(numbers)
             if label is not None:
                 labels = join_columns(batch, (label,), {})
-                label_scale.add(_finite(labels, (label,), batch, is_feature=False))
+                if bad := _not_finite(labels, (label,), batch):
+                    bad_labels |= dict.fromkeys(bad)
+                else:
+                    label_scale.add(labels)
             for name, categories in categories_of.items():
                 is_missing = is_missing_category(batch[name])
                 if is_missing.any():
                     null_categories.add(name)
                 _add_categories(categories, batch[name][~is_missing], name)
+    _check_finite(bad_features, bad_labels, imputes=imputes)
     inputs = replace(
         inputs,
         categories={name: tuple(sorted(values)) for name, values in categories_of.items()},
@@ -161,34 +171,43 @@ def fault_of(column: Column, categorical: Sequence[str]) -> str:
     )
 
 
-def _finite(
+def _not_finite(
     values: npt.NDArray[np.float64],
     names: tuple[str, ...],
     batch: dict[str, npt.NDArray[Any]],
     *,
-    is_feature: bool,
     allow_nan: bool = False,
-) -> npt.NDArray[np.float64]:
-    """Return the values if all are finite, or missing where that is allowed.
-
-    Raises:
-        DataError: if they are not; the message names the columns.
-    """
+) -> list[str]:
+    """Return the names of the columns with numbers that are not finite in float32; NaN may be allowed."""
 
     def are_valid(numbers: npt.NDArray[np.float64]) -> bool:
         return bool(((np.abs(numbers) <= _MOST) | (allow_nan & np.isnan(numbers))).all())
 
     if are_valid(values):
-        return values
-    bad = [name for name in names if not are_valid(batch[name].astype(np.float64))]
-    held, remedy = "NaN or infinity", "Leave those rows out."
-    if allow_nan:
-        held, remedy = "infinity", "Leave those rows out, or set the values to null."
-    elif is_feature:
-        remedy = "Fill them with pyspark.ml.feature.Imputer, set handleInvalid to 'impute', or leave those rows out."
-    raise DataError(
-        f"Columns of numbers hold {held}, or numbers too large for float32: {list_names(map(repr, bad))}. {remedy}"
+        return []
+    return [name for name in names if not are_valid(batch[name].astype(np.float64))] or [*names]
+
+
+def _check_finite(features: Collection[str], labels: Collection[str], *, imputes: bool) -> None:
+    """Check that no column among features and labels has numbers that are not finite.
+
+    Raises:
+        DataError: if there are any; the message names all of them.
+    """
+    held = "NaN or infinity"
+    remedy = (
+        "Fill them with pyspark.ml.feature.Imputer, set handleInvalid to 'impute', or leave those rows out."
     )
+    if imputes:
+        held, remedy = "infinity", "Leave those rows out, or set the values to null."
+    of_labels = (labels, "NaN or infinity", "Leave those rows out.")
+    faults = [
+        f"Columns of numbers hold {held}, or numbers too large for float32: {list_names(map(repr, names))}. {remedy}"
+        for names, held, remedy in ((features, held, remedy), of_labels)
+        if names
+    ]
+    if faults:
+        raise faults_error(faults)
 
 
 def _add_categories(categories: set[Any], values: npt.NDArray[Any], name: str) -> None:

@@ -18,6 +18,7 @@ from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators import TorchClassifier, TorchRegressor
 from sparkdl.estimators.fit.labels import count_classes
 from sparkdl.estimators.fit.tracking import params_to_log
+from sparkdl.estimators.ready_made import tabular
 from sparkdl.estimators.ready_made.estimator import TorchClassificationModel, answer_row
 from sparkdl.model.predictor import Predictor
 from sparkdl.model.saved_model import SavedModel, load_model, save_model
@@ -280,6 +281,18 @@ def test_invalid_params_and_columns_are_refused_before_ranks_start(dataset, made
         estimator = made(**params)
         estimator._check_values()
         learn(estimator, dataset)
+
+
+def test_all_columns_with_numbers_that_are_not_finite_are_named_wherever_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(tabular, "_ROWS_AT_ONCE", 8)
+    bad = {"a": (0, np.nan), "b": (20, np.inf), "c": (0, 1.0), "price": (30, np.nan)}
+    columns = {name: np.arange(40.0) for name in bad}
+    for name, (row, value) in bad.items():
+        columns[name][row] = value
+    pq.write_table(pa.table(columns), tmp_path / "part-0.parquet")
+    estimator = TorchRegressor(featuresCol=["a", "b", "c"], labelCol="price")
+    with pytest.raises(DataError, match=r"for float32: 'a', 'b'\. Fill .* for float32: 'price'\. Leave"):
+        learn(estimator, scan_dataset(str(tmp_path)))
 
 
 def fitted(dataset, **params):

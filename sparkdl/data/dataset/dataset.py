@@ -83,9 +83,10 @@ class Column:
             DataError: if the column holds arrays of different lengths, or images.
         """
         if self.kind in ("ragged", "image"):
-            held = "images" if self.kind == "image" else "arrays that differ in length"
+            held = "images" if self.kind == "image" else "arrays that differ in length, or none at all"
             raise DataError(
-                f"Column {self.name!r} holds {held}, whose nulls cannot be filled. Leave those rows out."
+                f"Column {self.name!r} holds {held}, whose nulls cannot be filled. Leave those rows out, or the column "
+                "if it is null in every row."
             )
         dtype = self.dtype
         if value is None:

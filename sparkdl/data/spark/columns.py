@@ -57,6 +57,11 @@ def type_faults(fields: Iterable[StructField], *, numbers_only: bool = False) ->
     faults = {}
     for field in fields:
         held = f"Column {field.name!r} holds {field.dataType.simpleString()}"
+        if field.dataType.simpleString() == "void":
+            faults[field.name] = (
+                f"{held}: no row has a value. Cast the column to the type that it should have, or leave it out."
+            )
+            continue
         if not numbers_only and stored_type(field.dataType) is None:
             faults[field.name] = (
                 f"{held}, which the feed has no form for. Select what is inside it as columns of their own."

@@ -275,6 +275,17 @@ def test_all_columns_of_the_wrong_type_are_named_before_rows_are_written(people,
 
 
 def test_fast_dev_run_tries_all_phases_and_records_nothing(people, tmp_path):
+def test_columns_without_any_value_are_named_with_what_can_be_done(people, tmp_path):
+    empty = people.withColumn("nothing", F.lit(None)).withColumn("array", F.lit(None).cast("array<double>"))
+    estimator = TorchClassifier(handleInvalid="impute", **common(tmp_path))
+    for name, message in (
+        ("nothing", "holds void: no row has a value. Cast"),
+        ("array", "or none at all, .* or the column if it is null in every row"),
+    ):
+        with pytest.raises(DataError, match=f"Column '{name}' {message}|Column '{name}' holds .*{message}"):
+            estimator.copy().setParams(featuresCol=["age", name]).fit(empty)
+
+
     settings = common(tmp_path) | {"tracking": "on", "batchSize": 4}
     estimator = TorchClassifier(
         featuresCol="image",

@@ -76,6 +76,7 @@ def test_columns_of_another_kind_are_refused_with_both_types(trained, data_type,
             T.StringType(),
             "'x' holds string, not numbers. .* StringIndexer.* TorchClassifier .* TextClassifier .* prepareFeatures",
         ),
+        (T.NullType(), "^Column 'x' holds void: no row has a value. Cast the column .* or leave it out.$"),
         (T.BinaryType(), "'x' holds binary, not numbers. Decode .* ImageClassifier .* prepareFeatures"),
     ],
 )

@@ -253,7 +253,8 @@ class HasScoredColumns(HasRawPredictionCol, HasProbabilityCol, HasPredictionCol)
         "(>= 0, at most one of them 0); default: the most probable class",
         check=_check_thresholds,
         more="As in Spark ML: ``[0.9, 0.1]`` predicts the second class from a probability of 0.1 on. The order is "
-        "that of the entries of ``probabilityCol``, and they apply wherever the model predicts.",
+        "that of the entries of ``probabilityCol``, and they apply wherever the model predicts, and not to the metrics "
+        "of a fit.",
     )
     probabilityCol = Entry(
         TypeConverters.toString,

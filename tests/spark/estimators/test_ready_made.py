@@ -12,6 +12,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from pyspark.ml import PipelineModel
 from pyspark.ml.classification import ClassificationModel, Classifier, OneVsRest, OneVsRestModel
 from pyspark.ml.evaluation import (
     BinaryClassificationEvaluator,
@@ -274,7 +275,6 @@ def test_all_columns_of_the_wrong_type_are_named_before_rows_are_written(people,
     assert store_is_empty(tmp_path / "store")
 
 
-def test_fast_dev_run_tries_all_phases_and_records_nothing(people, tmp_path):
 def test_columns_without_any_value_are_named_with_what_can_be_done(people, tmp_path):
     empty = people.withColumn("nothing", F.lit(None)).withColumn("array", F.lit(None).cast("array<double>"))
     estimator = TorchClassifier(handleInvalid="impute", **common(tmp_path))
@@ -286,6 +286,7 @@ def test_columns_without_any_value_are_named_with_what_can_be_done(people, tmp_p
             estimator.copy().setParams(featuresCol=["age", name]).fit(empty)
 
 
+def test_fast_dev_run_tries_all_phases_and_records_nothing(people, tmp_path):
     settings = common(tmp_path) | {"tracking": "on", "batchSize": 4}
     estimator = TorchClassifier(
         featuresCol="image",
@@ -306,6 +307,8 @@ def test_columns_without_any_value_are_named_with_what_can_be_done(people, tmp_p
     assert f"{count:,} of {count:,} parameters trained" in str(model.summary)
     model.write().save(str(tmp_path / "model"))
     assert type(model).load(str(tmp_path / "model")).summary.num_parameters == count
+    whole = PipelineModel([model])
+    assert whole.stages[-1].evaluate(whole.transform(people)).numInstances == people.count()
 
 
 def test_range_test_suggests_a_learning_rate(people, tmp_path):

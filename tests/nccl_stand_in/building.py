@@ -43,7 +43,14 @@ def stand_in_variables(files: Path, **more: str) -> dict[str, str]:
         more: further variables.
     """
     path = os.pathsep.join(filter(None, [str(stand_ins()), os.environ.get("LD_LIBRARY_PATH")]))
-    return {"LD_LIBRARY_PATH": path, "NCCL_STAND_IN_FOLDER": str(files), **more}
+    # By its path: a build of torch for GPUs brings the real one, which is taken before the system's.
+    library = str(stand_ins() / "libnccl.so.2")
+    return {
+        "LD_LIBRARY_PATH": path,
+        "SPARKDL_NCCL_LIBRARY": library,
+        "NCCL_STAND_IN_FOLDER": str(files),
+        **more,
+    }
 
 
 def _compile(source: str, library: Path, *options: str) -> None:

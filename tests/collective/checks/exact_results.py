@@ -131,4 +131,5 @@ def _scaled(numbers: Array, dtype: str, factor: float) -> Array:
         products < float(limits.max) + (1.0 if limits.bits < 64 else 0.0)
     )
     inside = np.where(fits, products, 0.0).astype(counted_type(dtype))
-    return np.where(fits, inside, np.where(products < 0, limits.min, limits.max).astype(inside.dtype))
+    least, most = (inside.dtype.type(limit) for limit in (limits.min, limits.max))
+    return np.where(fits, inside, np.where(products < 0, least, most))

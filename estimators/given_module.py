@@ -59,6 +59,9 @@ _EXACT, _ROUNDED = 1e-4, 1e-2
 OUTPUT_KINDS = tuple(kind for kind in get_args(PredictionKind) if kind not in ("text", "tokens"))
 
 _NUM_ROWS = 100
+_NUM_TRIED = 16
+"""Most rows that the module gets at once on the driver, which may have little memory."""
+
 """Number of example rows that are read: they show whether arrays differ in length."""
 
 
@@ -146,8 +149,11 @@ def describe_module(
         allow_ragged=prepares or params.getPaddingValue() is not None,
     ) as dataset:
         inputs, values = make_inputs(params, dataset, params.getPrepareFeatures()), first_rows(dataset, names)
-    names, most = list(kinds), module.max_rows if isinstance(module, NetworkProgram) else None
-    heads = [] if names == [NO_LABEL] else [Head(label=LabelColumn(name=name), loss=None) for name in names]
+    output_names = list(kinds)
+    max_rows = module.max_rows if isinstance(module, NetworkProgram) else None
+    heads = [
+        Head(label=LabelColumn(name=name), loss=None) for name in output_names if output_names != [NO_LABEL]
+    ]
     row = {name: column[:1] for name, column in values.items()}
     pair = most_different_rows(values)
     inputs, tried, trial, _ = try_outputs(module, inputs, heads, row, pair)
@@ -155,21 +161,21 @@ def describe_module(
         torch.no_grad(),
         errors_as(DataError, f"The module {type(module).__name__} fails on the example rows"),
     ):
-        some = {name: column[:most] for name, column in values.items()}
+        some = {name: column[: min(max_rows or _NUM_TRIED, _NUM_TRIED)] for name, column in values.items()}
         returned = inputs.apply(trial, inputs.prepare_batch(some), torch.device("cpu"))
-    check_named(returned, names)
+    check_named(returned, output_names)
     if set(tried) != set(kinds):
         raise ParamError(
             f"outputs names {list_names(kinds)}, and the module does not return a tensor for each of them, as a tuple "
             "in this order or as a dict with these names."
         )
     given = outputs_of_rows(returned, heads, len(next(iter(some.values()))))
-    classes = _labels_by_output(labels, names)
+    classes = _labels_by_output(labels, output_names)
     described = tuple(
         _describe(name, kind, tried[name], given[name], classes.get(name)) for name, kind in kinds.items()
     )
     signature = ModelSignature(
-        inputs=inputs, outputs=described, batch_size=inputs.rows_at_once, max_batch_size=most
+        inputs=inputs, outputs=described, batch_size=inputs.rows_at_once, max_batch_size=max_rows
     )
     return SavedModel(module, signature, inputs.example_batches(pair))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.optim.lr_scheduler import LambdaLR
 
 from sparkdl.checks import check_counts
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, TrainingError
 from sparkdl.estimators.summary import ShownAsText, plots
 
 if TYPE_CHECKING:
@@ -93,7 +93,12 @@ def judge(losses: Sequence[tuple[float, float]]) -> LearningRates:
 
     Args:
         losses: learning rate and loss of each update, as :class:`sparkdl.training.learning_rate.RangeTest` has them.
+
+    Raises:
+        TrainingError: if there is none.
     """
+    if not losses:
+        raise TrainingError("The range test has no loss: the weights of all rows that it drew are 0.")
     rates, averages = np.array(losses).T
     lowest = int(averages.argmin())
     suggestion = None

@@ -434,6 +434,12 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             saved = self._saved.with_signature(batch_size=self.getPredictionBatchSize())
         save_model(saved, folder / MODULE)
 
+    def _without_examples(self) -> TorchModel:
+        """Return a copy that does not keep the inputs of example rows."""
+        bare: TorchModel = self.copy()
+        bare._saved = replace(self._saved, examples=())
+        return bare
+
     @classmethod
     def _read_folder(cls, folder: Path) -> TorchModel:
         metadata = read_metadata(folder, cls)

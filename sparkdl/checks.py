@@ -56,11 +56,11 @@ def check_format(what: str, saved: Mapping[str, Any], newest: int, error: type[S
         error: class of the error.
 
     Raises:
-        SparkdlError: of class ``error``, if the number is higher.
+        SparkdlError: of class ``error``, if the number is higher, or is no number.
         KeyError: if there is no number, so that sparkdl has not saved it.
     """
     number = saved["format"]
-    if number > newest:
+    if not isinstance(number, int) or number > newest:
         writer = f", written by sparkdl {saved['sparkdl_version']}" if "sparkdl_version" in saved else ""
         raise error(
             f"{what} has format {number}{writer}; this sparkdl ({__version__}) reads formats up to {newest}. Install a "

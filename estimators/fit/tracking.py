@@ -70,13 +70,13 @@ def save_for_mlflow(
         model: the model.
         folder: existing local folder.
         example: rows, columns of shape ``(rows, *shape)``, the first one without nulls as input example; None for no
-            example.
+            example. Without one the saved model holds no rows either.
 
     Raises:
         SerializationError: if a part of the model cannot be pickled.
     """
     there = Path(folder) / DATA_FOLDER
-    model.write().save(str(there))
+    (model if example is not None else model._without_examples()).write().save(str(there))
     signature, record = model.saved.signature, model.summary.model_record
     columns, outputs = signature.inputs.columns, signature.outputs
     return LoggedModelSpec(
@@ -330,7 +330,8 @@ def log_outcome(
             run.log_folder("checkpoints", _fetch(checkpoints, folder / "checkpoints"))
         name, alias = params.getRegisteredModelName(), params.getRegisteredModelAlias()
         registration = None if name is None else Registration(name=name, alias=alias)
-        run.log_model(save_for_mlflow(model, folder, _try_example(example)), folder, registration)
+        rows = _try_example(example) if run.switches.log_input_examples else None
+        run.log_model(save_for_mlflow(model, folder, rows), folder, registration)
         run.flush()
     except Exception as error:
         _logger.log(

@@ -64,9 +64,10 @@ def raise_for_failures(
     if spark_error is not None and job.spark is not None and not has_raised:
         doing = f"{purpose_of_jobs()}: {count_of(job.num_ranks, 'rank')}"
         explained = explain_job(spark_error, job.spark, doing)
-        was_cancelled = isinstance(explained, LaunchCancelledError) and not job.was_cancelled_here
+        if isinstance(explained, LaunchCancelledError) and job.was_cancelled_here:
+            explained = None
         # Tasks that Spark cancels on request are reported as lost, too.
-        is_why_lost = was_cancelled or isinstance(explained, ClusterLostError)
+        is_why_lost = isinstance(explained, (LaunchCancelledError, ClusterLostError))
         if explained is not None and (culprit is None or is_why_lost):
             raise explained from spark_error
     if culprit is not None:

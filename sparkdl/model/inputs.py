@@ -257,7 +257,7 @@ def _check_holds(dtype: torch.dtype, array: npt.NDArray[Any] | Tensor, name: str
     if is_lost.any():
         raise DataError(
             f"{name!r} holds {array[is_lost].tolist()[0]!r}, and the model takes it as {dtype_name(dtype)}, which has "
-            "no such value. Bring the column to the type that it had in the training."
+            "no such value. Bring it to the type that it had in the training."
         )
 
 

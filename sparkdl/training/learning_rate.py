@@ -274,7 +274,7 @@ class RangeTest:
         smooth = self._average / (1 - _SMOOTHING**self._num_updates)
         if self.losses and smooth > _EXPLODED * abs(min(least for _, least in self.losses)):
             return True
-        if self.losses and self.losses[-1][0] == rate:  # float16 had overflowed, and the update was skipped
-            self.losses.pop()
-        self.losses.append((rate, smooth))
+        # A rate comes again where float16 had overflowed and the update was skipped, and after the last rate.
+        if not self.losses or self.losses[-1][0] != rate:
+            self.losses.append((rate, smooth))
         return False

@@ -25,6 +25,9 @@ _SYSTEMS = {
 }
 """Description of a table and how Spark reads it, by the name of the folder of its log."""
 
+TABLE_LOGS = (DELTA_LOG, ".hoodie", _ICEBERG)
+"""Logs of tables that Spark does not heed where it reads their files as plain Parquet. It heeds that of a stream."""
+
 _NUM_THREADS = 16
 
 

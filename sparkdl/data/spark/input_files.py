@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sparkdl.data.dataset.delta_tables import files_of_delta
-from sparkdl.data.dataset.table_logs import DELTA_LOG, find_logs, refuse_tables
+from sparkdl.data.dataset.table_logs import DELTA_LOG, TABLE_LOGS, find_logs, refuse_tables
 from sparkdl.data.files.changed_files import TAGS
 from sparkdl.data.files.filesystems import open_location
 from sparkdl.data.spark.plans import plain_parquet_reads
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.data.files.filesystems import Location
+
+logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 16
 
@@ -64,11 +67,7 @@ def check_tables(df: DataFrame) -> None:
     Raises:
         DataError: if it reads other files of a table; the message names the table, and how to read it.
     """
-    try:
-        found = [table for urls in plain_parquet_reads(df) if urls for table in _tables_of(urls)]
-    except Exception:  # any error of Spark or of a filesystem that is not ours
-        return
-    for table, name, files in found:
+    for table, name, files in _tables_in(df):
         url = table.name_of(table.path)
         why = ""
         if name == DELTA_LOG:
@@ -82,11 +81,25 @@ def check_tables(df: DataFrame) -> None:
         refuse_tables(table.filesystem, table.path, url, why=why)
 
 
+def _tables_in(df: DataFrame) -> Iterator[tuple[Location, str, set[str]]]:
+    """Yield what :func:`_tables_of` yields for each read of a DataFrame that the driver can look at."""
+    try:
+        reads = [urls for urls in plain_parquet_reads(df) if urls]
+    except Exception as error:  # any error of Spark
+        logger.info("The files of the DataFrame are not checked for tables: %s", error)
+        return
+    for urls in reads:
+        try:
+            yield from list(_tables_of(urls))
+        except Exception as error:  # any error of a filesystem that is not ours
+            logger.info("%s and others are not checked for tables: %s", urls[0], error)
+
+
 def _tables_of(urls: list[str]) -> Iterator[tuple[Location, str, set[str]]]:
     """Yield the location of each table to which files belong, the name of its log, and the files' paths inside it."""
     location, paths, _ = _locate(urls)
     files = [f"{location.path}/{path}" for path in paths]
-    for log in find_logs(location.filesystem, _folders_of(files)):
+    for log in find_logs(location.filesystem, _folders_of(files), TABLE_LOGS):
         folder, _, name = log.rpartition("/")
         inside = {path[len(folder) + 1 :] for path in files if path.startswith(f"{folder}/")}
         yield replace(location, path=folder), name, inside

@@ -41,9 +41,9 @@ NAMES_OF_POSITIONS = ("positions", "position_ids")
 _sharing: weakref.WeakValueDictionary[dist.ProcessGroup, Verification] = weakref.WeakValueDictionary()
 """The verification of the model that shares sequences among the ranks of a group; it lives as long as the model."""
 
-_known_groups: set[str] = set()
-"""Names of the groups that had such a model, or compared sequences without one. Ranks forget a model at different
-times."""
+_known_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
+"""The groups that had such a model, or compared sequences without one. Ranks forget a model at different times. Names
+of groups come again in the next launch of a process."""
 
 
 def check_shared_rows(tensor: Tensor, group: dist.ProcessGroup, verify: bool | None) -> None:
@@ -60,10 +60,10 @@ def check_shared_rows(tensor: Tensor, group: dist.ProcessGroup, verify: bool | N
         ParamError: on all ranks, if they hold different sequences.
     """
     verification = _sharing.get(group)
-    is_first = group.group_name not in _known_groups
+    is_first = group not in _known_groups
     if verify or (verify is None and (is_first or (verification is not None and verification.is_due))):
         check_rows("context", [[tensor]], group)
-        _known_groups.add(group.group_name)
+        _known_groups.add(group)
 
 
 class SequenceVerification(Verification):
@@ -88,7 +88,7 @@ class SequenceVerification(Verification):
         super().__init__(module, group, verify)
         self._attention = attention
         _sharing[group] = self
-        _known_groups.add(group.group_name)
+        _known_groups.add(group)
 
     def check_positions(
         self, module: nn.Module, positions: Tensor, positions_of_rank: Callable[[int], Tensor]

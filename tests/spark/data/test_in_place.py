@@ -237,6 +237,18 @@ def test_no_other_reader_of_parquet_gives_the_rows_that_a_table_has_removed(
 
 
 @pytest.mark.any_spark_will_do
+def test_a_part_of_what_a_stream_wrote_is_read_as_spark_reads_it(
+    spark: SparkSession, tmp_path: Path, store: Store
+) -> None:
+    written = tmp_path / "of a stream"
+    spark.range(3).write.parquet(str(written / "day=1"))
+    (written / "_spark_metadata").mkdir()
+    (written / "_spark_metadata" / "0").write_text("v1")
+    rows = spark.read.parquet(str(written / "day=1"))
+    assert materialize(rows.where("id >= 0"), ["id"], store).num_rows == 3
+
+
+@pytest.mark.any_spark_will_do
 def test_a_dataframe_keeps_to_the_files_of_a_delta_table_while_they_are_valid(
     spark: SparkSession, tmp_path: Path, store: Store
 ) -> None:

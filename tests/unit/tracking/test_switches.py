@@ -7,6 +7,7 @@ from functools import partial
 
 import mlflow
 import pytest
+import torch
 from torch import nn
 
 import sparkdl
@@ -71,6 +72,17 @@ def test_only_disabled_parts_are_not_logged(fit, switch, missing):
     assert {name for name, is_there in there.items() if not is_there} == missing
     sparkdl.autolog()
     assert current_switches() == Switches()
+
+
+@pytest.mark.parametrize("rows", [None, {"x": [[0.5]]}])
+def test_a_model_holds_rows_only_if_it_has_an_input_example(tmp_path, rows):
+    examples = ({"x": torch.tensor([[0.5]])},)
+    model = TorchModel(SavedModel(nn.Linear(1, 1), make_signature((1,)), examples))
+    logged = save_for_mlflow(model, tmp_path, rows)
+    assert [file.name for file in logged.folder.rglob("*examples*")] == ["examples.safetensors"] * (
+        rows is not None
+    )
+    assert model.saved.examples == examples
 
 
 def test_each_model_is_registered_under_the_given_name(fit):

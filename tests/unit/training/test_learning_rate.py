@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from sparkdl.errors import ParamError
+from sparkdl.errors import ParamError, TrainingError
+from sparkdl.estimators.learning_rate_search import judge
 from sparkdl.training.history import EpochRecord
 from sparkdl.training.learning_rate import LearningRate, RangeTest
 from sparkdl.training.spec import Goal
@@ -134,11 +135,24 @@ def test_range_test_averages_rows_leaves_out_skipped_updates_and_ends_when_the_l
     test.add(torch.tensor(1.0), 3.0)
     test.add(torch.tensor(5.0), 1.0)  # the two batches of an update
     assert not test.ends_before_update(0.1)
-    assert test.losses == pytest.approx([(0.1, 2.0)])
+    (first,) = test.losses
+    assert first == pytest.approx((0.1, 2.0))
     for _ in range(2):  # the second after an update that was skipped, which leaves the rate unchanged
         test.add(torch.tensor(2.0), 4.0)
         assert not test.ends_before_update(0.2)
     assert [rate for rate, _ in test.losses] == [0.1, 0.2]
+    test.add(torch.tensor(2.0), 4.0)
+    kept = list(test.losses)
+    assert not test.ends_before_update(0.2)  # of an epoch that goes on after the last rate
+    assert test.losses == kept
     test.add(torch.tensor(100.0), 4.0)
     assert test.ends_before_update(0.4)
     assert [rate for rate, _ in test.losses] == [0.1, 0.2]
+
+
+def test_a_range_test_of_rows_without_weight_is_refused():
+    test = RangeTest(SimpleNamespace(world_size=1))
+    test.add(torch.tensor(1.0), 0.0)
+    assert not test.ends_before_update(0.1)
+    with pytest.raises(TrainingError, match="weights of all rows that it drew are 0"):
+        judge(test.losses)

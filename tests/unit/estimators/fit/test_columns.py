@@ -242,7 +242,7 @@ def test_prepared_inputs_take_their_dtypes_from_what_the_function_returns(datase
         model=Mixed(), featuresCol=["blob", "kind"], passFeaturesBy="name", prepareFeatures=prepare
     )
     inputs = prepare_fit(estimator, dataset).spec.inputs.inputs
-    assert {entry.name: entry.dtype for entry in inputs} == {"pixels": "float32", "kind": "int64"}
+    assert {entry.name: entry.dtype for entry in inputs} == {"pixels": "float32", "kind": "int32"}
 
 
 def test_padded_columns_take_rows_of_other_lengths_and_integers_of_another_size(dataset):

@@ -8,6 +8,7 @@ array; lists of different lengths raise an error in every version of NumPy.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -20,6 +21,11 @@ from torch import Tensor, nn
 from sparkdl.data import Column
 from sparkdl.errors import DataError, ParamError, count_of, list_names
 from sparkdl.foreign_errors import errors_as
+
+# What torch's TransformerEncoder says of its own tensors in eval() mode, if it is given a padding mask.
+warnings.filterwarnings(
+    "ignore", message="The PyTorch API of nested tensors is in prototype stage", category=UserWarning
+)
 
 
 def to_tensor(array: npt.NDArray[np.generic] | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import warnings
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from sparkdl.data import ParquetFeed
 from sparkdl.data.dataset.row_choice import draw_rows
 from sparkdl.estimators.fit.split import marked_rows
+from sparkdl.parallel import Parallelism
 from sparkdl.training.trainer import train
 from tests.run_ranks import run_ranks
 from tests.training.scenes.training_scenes import make_model, make_spec, train_all, write_dataset
@@ -201,6 +203,43 @@ def test_validation_does_not_affect_training(on_two_ranks):
         assert [record.loss for record in validated.history] == [record.loss for record in alone.history]
         for name in parameters if rank else alone.weights:  # the other ranks get the buffers of rank 0
             np.testing.assert_array_equal(validated.weights[name], alone.weights[name])
+
+
+class MaskedEncoder(nn.Module):
+    """An encoder that is given a padding mask, for which torch makes nested tensors in validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(4, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        positions = rows.unsqueeze(1).repeat(1, 3, 1)
+        is_padding = torch.zeros(len(rows), 3, dtype=torch.bool)
+        is_padding[:, 2] = True
+        return self.head(self.encoder(positions, src_key_padding_mask=is_padding)[:, :2].mean(1))
+
+
+def halve_each_epoch(optimizer, num_steps):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def warned_of(environment, cases):
+    """The warnings that are shown while the cases are trained."""
+    with warnings.catch_warnings(record=True) as shown:
+        train_all(environment, cases, name="quiet")
+    return [str(warning.message) for warning in shown]
+
+
+def test_no_warnings_of_torch_come_between_epochs(dataset):
+    specs = (
+        make_spec(model=MaskedEncoder(), scheduler=halve_each_epoch),
+        make_spec(scheduler=halve_each_epoch, scheduler_interval="step", warmup_steps=3, precision="float16"),
+        make_spec(parallelism=Parallelism(shard=2), accumulated_batches=2, max_grad_norm=1.0),
+        make_spec(precision="bfloat16", metrics=METRICS),
+    )
+    cases = [(with_split(spec, dataset, 0.3), dataset) for spec in specs]
+    assert run_ranks(2, warned_of, cases) == [[], []]
 
 
 class ModelWithoutRunningStatistics(nn.Module):

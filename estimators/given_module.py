@@ -59,10 +59,10 @@ _EXACT, _ROUNDED = 1e-4, 1e-2
 OUTPUT_KINDS = tuple(kind for kind in get_args(PredictionKind) if kind not in ("text", "tokens"))
 
 _NUM_ROWS = 100
+"""Number of example rows that are read: they show whether arrays differ in length."""
+
 _NUM_TRIED = 16
 """Most rows that the module gets at once on the driver, which may have little memory."""
-
-"""Number of example rows that are read: they show whether arrays differ in length."""
 
 
 def load_module(module: Any) -> nn.Module:

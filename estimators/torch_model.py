@@ -151,8 +151,8 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             outputs: meaning of the module's output: ``"value"``; ``"class"``, one score per class, whose softmax is
                 the probabilities; ``"class_probability"``, these probabilities; ``"class_margin"``, scores that give
                 none; ``"binary_logit"`` and ``"binary_probability"``, one number for the second of two classes. Of a
-                dict that the module returns it is the entry ``logits``, of a tuple the first tensor. For another entry,
-                or several, a dict of meanings by name, as the module names them in a dict or orders them in a tuple.
+                dict that the module returns it is the entry ``logits``, of a tuple the first tensor. For another entry
+                of a dict, a dict of meanings by name; for several outputs likewise, and of a tuple all, in its order.
             labels: labels of the classes, each once, in the order of the scores: strings, booleans or integers; None
                 for their numbers. For several outputs a dict by the output's name.
             featuresCol: feature column, or a list of them.
@@ -359,7 +359,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
 
         The file takes any number of rows: ONNX the module's inputs under their names, a program of ``torch.export``
         the inputs by position, in their order. It returns the module's outputs: scores for classes, in the order of
-        ``labels``. It is tried on the first example rows, together and each alone, and must compute what the module
+        ``labels``. It is tried on example rows, together and each alone, and must compute what the module
         does. It does not hold ``prepareFeatures``, nor a tokenizer or transform.
 
         Args:

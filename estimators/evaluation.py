@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
 from sparkdl.data.spark.columns import check_case, check_frame, quote, stored_type
+from sparkdl.data.spark.input_files import check_tables
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError, count_of, list_names
 from sparkdl.estimators.scoring.columns import value_type
@@ -250,6 +251,7 @@ def evaluate(
 ) -> ModelEvaluation | dict[str, ModelEvaluation]:
     """Evaluate a model; see :meth:`sparkdl.estimators.TorchModel.evaluate`."""
     check_frame(dataset, "evaluate")
+    check_tables(dataset)
     outputs, labels = model.saved.signature.outputs, model.getLabelCols()
     if len(labels) != len(outputs):
         raise ParamError(

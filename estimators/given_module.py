@@ -206,7 +206,8 @@ def export_to(
     format_ = format_of(url, format_)
     if rows is None and not model.examples:
         raise ParamError(
-            "The model keeps no example rows, by which the file is checked. Give some: model.export(path, example=df)."
+            "The file is checked with example rows, and the model keeps none. Give some: "
+            "model.export(path, example=df)."
         )
     examples = (
         model.examples if rows is None else model.signature.inputs.example_batches(read_examples(model, rows))

@@ -19,6 +19,7 @@ from sparkdl.checks import check_counts, check_integer
 from sparkdl.data import ParquetFeed
 from sparkdl.data.dataset.dataset import missing_column_error, row_weights_error
 from sparkdl.data.spark.columns import check_case, check_frame, quote
+from sparkdl.data.spark.input_files import check_tables
 from sparkdl.data.spark.materialization import describe_first_rows
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.evaluation import ClassificationEvaluation, RegressionEvaluation, is_scored, label_of
@@ -109,6 +110,7 @@ def measure_importances(
 ) -> FeatureImportances:
     """Measure the importances; see :meth:`sparkdl.estimators.TorchModel.featureImportances`."""
     check_frame(dataset, "featureImportances")
+    check_tables(dataset)
     check_counts(least=1, num_rows=num_rows, num_repeats=num_repeats)
     check_integer(seed=seed)
     saved, names = model.saved, model.getLabelCols()

@@ -345,7 +345,8 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             The evaluation; with several label columns, a dict of evaluations by label column.
 
         Raises:
-            DataError: if a column is missing, or no row has both a label and a prediction.
+            DataError: if a column is missing, no row has both a label and a prediction, or rows are of files that a
+                table has removed.
             ParamError: if the model predicts arrays or texts.
         """
         from sparkdl.estimators.evaluation import evaluate
@@ -408,7 +409,7 @@ class TorchModel(Model, _TorchParams, SavedInFolder["TorchModel"]):
             seed: seed of the drawn rows and the shuffling.
 
         Raises:
-            DataError: if a column is missing, or no row can be predicted.
+            DataError: if a column is missing, no row can be predicted, or rows are of files that a table has removed.
             ParamError: if the model predicts several columns, arrays or texts, or has no such metric.
         """
         from sparkdl.estimators.importances import measure_importances

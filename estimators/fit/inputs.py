@@ -320,7 +320,7 @@ def prepare_fit(
 
 
 def _weighted_by(params: _TorchEstimatorParams) -> str:
-    """Return the name of a Param by which the loss has weights of rows; empty without one."""
+    """Return the name of a Param that gives rows weights in the loss; empty if none does."""
     if params.getClassWeights() is not None:
         return "classWeights"
     if params.getSampling() != "all":

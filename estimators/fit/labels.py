@@ -263,7 +263,7 @@ def _check_divisor(loss: LossFunction, column: Column) -> None:
 def trial_labels(
     heads: Sequence[Head], dataset: ParquetDataset, row: Mapping[str, Any], named: Container[str] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the labels with which losses are tried: those of one row.
+    """Return the labels of one row, for the trial of the losses.
 
     A column whose labels may be indexed gets 0, the first class. So do the ``named`` columns, whose labels are given in
     Param ``labels``.

@@ -397,8 +397,8 @@ def probe(
         row: one row of the data, columns of shape ``(1, *shape)``.
         labels: labels of the row as numbers, columns of shape ``(1, *shape)``.
         pair: two rows of the data, as different as possible, columns of shape ``(2, *shape)``.
-        weighted_by: name of the Param by which rows will have weights, for which losses have to return one value per
-            row; empty if they will have none.
+        weighted_by: name of the Param that gives rows weights; empty if none does. Losses then have to return one value
+            per row.
 
     Raises:
         DataError: if the model does not accept the features, or a loss the labels.

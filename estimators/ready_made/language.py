@@ -24,6 +24,7 @@ from torch import nn
 
 from sparkdl.data import Column
 from sparkdl.data.spark.columns import check_frame, check_session, quote
+from sparkdl.data.spark.input_files import check_tables
 from sparkdl.data.spark.reading import reading_job
 from sparkdl.errors import DataError, ParamError
 from sparkdl.estimators.fit.fit import TrialRun, check_rows_to_fit, fit_on_rows, with_param_maps
@@ -164,8 +165,10 @@ class LanguageModelModel(TorchModel, HasGeneration):
         """Return the exponential of the mean negative log-likelihood of all tokens; runs on the executors.
 
         Raises:
-            DataError: if no text has two tokens.
+            DataError: if no text has two tokens, or the rows are of files that a table has removed.
         """
+        check_frame(dataset, "perplexity")
+        check_tables(dataset)
         scored = self.copy({self.output: "logLikelihood"}).transform(dataset)
         return PerplexityEvaluator(predictionCol=self.getPredictionCol()).evaluate(scored)
 

@@ -164,7 +164,7 @@ def compute_loss(
         outputs: outputs of the model, ``(N, ...)``.
         targets: labels as returned by :func:`match_targets`.
         row_weights: non-negative weights of the rows, ``(N,)``; None if every row counts once.
-        weighted_by: name of the Param by which rows have weights, for an error.
+        weighted_by: name of the Param that gives rows weights, for an error.
 
     Raises:
         ParamError: if ``row_weights`` are given and the loss does not return one value per row.

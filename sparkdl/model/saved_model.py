@@ -1,12 +1,13 @@
 """A trained model as a folder of a few files. No pickle holds weights.
 
 =======================  ============================================================================
-``sparkdl_model.json``   format version, versions of sparkdl and torch, the feature columns with shapes and
+``sparkdl_model.json``   format, versions of sparkdl and torch, the feature columns with shapes and
                          dtypes, the outputs, and size and SHA-256 of the other files
 ``weights.safetensors``  every tensor of the module, by name
 ``architecture.pkl``     the module without its tensors (:mod:`sparkdl.model.architecture`)
 ``prepare.pkl``          the function that prepares features, by cloudpickle, if there is one
-``examples.safetensors`` inputs that two rows made for the module, by which an export is checked
+``examples.safetensors`` the module's inputs for two rows, if there are some. An export is checked with them. The file
+                         may be removed.
 =======================  ============================================================================
 
 The folder is local; :mod:`sparkdl.estimators` copies it to other filesystems. Reading it needs torch, NumPy,
@@ -203,7 +204,8 @@ def load_module(folder: str | os.PathLike[str]) -> tuple[nn.Module, ModelSignatu
     folder = Path(folder)
     signature, files = _read_manifest(folder)
     for name, written in files.items():
-        _check_file(folder / name, written)
+        if name != _EXAMPLES or (folder / name).exists():
+            _check_file(folder / name, written)
     tensors = map_weights(folder / _WEIGHTS)
     if signature is not None and _PREPARE in files:
         what = f"The function that prepares features cannot be read from {folder / _PREPARE}"

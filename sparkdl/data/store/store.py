@@ -314,7 +314,8 @@ def use_if_removable(url: str) -> Lease | None:
         return None
     use = use_dataset(url)
     # Checked again, now that a cleanup sees this use.
-    if Marks(location).has_manifest:
+    marks = Marks(location)
+    if marks.has_manifest and not marks.is_being_removed:
         return use
     use.close()
     raise StoreError(f"The dataset {url} was removed while it was being opened. Create the DataFrame again.")

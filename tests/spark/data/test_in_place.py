@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import functions as F
+from torch import nn
 
 from sparkdl.data import ParquetFeed, Store, materialize
 from sparkdl.data.dataset.footers import urls_for_spark
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.errors import DataError
+from sparkdl.estimators import TorchModel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -204,6 +206,13 @@ def test_no_plan_gives_the_rows_that_a_delta_table_has_removed(
         with pytest.raises(DataError, match=REMOVED):
             materialize(case, ["x"], store)
     cached.unpersist()
+    model = TorchModel.from_module(
+        nn.Identity(), example=spark.range(2).selectExpr("array(id * 1.0D) as features")
+    )
+    rows = df.selectExpr("array(x) as features", "x as label")
+    for measure in (model.evaluate, model.featureImportances):
+        with pytest.raises(DataError, match=REMOVED):
+            measure(rows)
     newest = spark.read.parquet(*urls_for_spark(delta))
     assert not materialize(newest, ["x"], store).url.startswith(store.url)
     for case in (newest, newest.where("x > 0")):

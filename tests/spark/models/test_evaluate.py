@@ -89,7 +89,7 @@ def test_curves_of_two_classes_are_those_of_scikit_learn(rows, values, kind) -> 
 
 
 class LogOfUnderflow(nn.Module):
-    """Log probabilities of two classes, of which -inf is one."""
+    """Log probabilities of two classes. One of them is -inf."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.log(torch.softmax(torch.cat([torch.zeros_like(rows), rows], dim=1), dim=1))

@@ -304,3 +304,5 @@ def test_example_inputs_are_saved_with_the_model(tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(SavedModelError, match="examples.safetensors is damaged"):
         load_model(tmp_path / "model")
+    file.unlink()  # by somebody who gives the model to others
+    assert load_model(tmp_path / "model").examples == ()

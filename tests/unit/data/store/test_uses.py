@@ -11,7 +11,8 @@ import pytest
 
 from sparkdl.data import ParquetDataset, Store
 from sparkdl.data.store.housekeeping import remove_unless_used
-from sparkdl.data.store.store import reopen_dataset, use_dataset
+from sparkdl.data.store.store import reopen_dataset, use_dataset, use_if_removable
+from sparkdl.errors import StoreError
 from tests.unit.data.store.test_store import commit_copy, store
 
 __all__ = ["store"]
@@ -92,6 +93,8 @@ def test_dataset_marked_for_removal_is_not_reopened(tmp_path: Path, rows: Parque
     dataset = commit_copy(store, rows)
     (Path(dataset.url) / "_removing").touch()
     assert reopen_dataset(dataset.url) is None
+    with pytest.raises(StoreError, match="was removed while it was being opened"):
+        use_if_removable(dataset.url)
     # The process that was to remove it died; the next cleanup does it.
     assert store.cleanup() == [dataset.url]
 

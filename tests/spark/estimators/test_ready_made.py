@@ -110,7 +110,7 @@ def test_a_fitted_classifier_is_exported_and_onnx_runtime_computes_what_transfor
 ):
     runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     _, model = classified
-    model.export(str(tmp_path / "people.onnx"), example=people.limit(8))
+    model.export(str(tmp_path / "people.onnx"))
     session = runtime.InferenceSession(tmp_path / "people.onnx")
     assert [entry.name for entry in session.get_inputs()] == ["numeric features", "categorical features"]
     scored = model.transform(people.limit(5)).toPandas()

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ATTENTION_BACKWARD = 2.5
 """Products of attention in a backward pass, five, as a multiple of the two of a forward pass (Dao 2023)."""
 
+COMMUNICATION = ("tensor", "context", "shard", "data", "pipeline")
+"""Kinds of communication."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
@@ -37,7 +40,7 @@ class StepTime:
         data: reduction of gradients among replicas.
         pipeline: messages between stages.
         bubble: waiting for the first and the last microbatches of a pipeline.
-        hidden: communication that arithmetic hides; not part of the total, except for :attr:`contention`.
+        hidden: communication that arithmetic hides, by its kind; not part of the total, except for :attr:`contention`.
         contention: arithmetic that is slower because communication goes on at the same time.
     """
 
@@ -52,7 +55,7 @@ class StepTime:
     data: float = 0.0
     pipeline: float = 0.0
     bubble: float = 0.0
-    hidden: float = 0.0
+    hidden: dict[str, float] = field(default_factory=dict)
     contention: float = 0.0
 
     @property
@@ -120,18 +123,18 @@ def _arithmetic(
 
 
 @dataclass
-class _Overlap:
-    """Communication beside arithmetic: how much of it shows, and how much it slows the arithmetic down."""
+class _Communication:
+    """Communication by kind: what shows, what arithmetic hides, and how much that slows the arithmetic down."""
 
-    exposed: dict[str, float] = field(default_factory=lambda: {"shard": 0.0, "data": 0.0})
-    hidden: float = 0.0
+    exposed: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COMMUNICATION, 0.0))
+    hidden: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COMMUNICATION, 0.0))
     contention: float = 0.0
 
     def add(self, kind: str, seconds: float, beside: float, link: Link, times: float = 1.0) -> None:
         """Add communication of some seconds beside arithmetic of some seconds, a number of times."""
         hidden = min(seconds, beside)
         self.exposed[kind] += times * (seconds - hidden)
-        self.hidden += times * hidden
+        self.hidden[kind] += times * hidden
         self.contention += times * hidden * link.occupies
 
 
@@ -192,18 +195,20 @@ def _of_part(
     outside = outside_back = _NOTHING
     if part.has_last:
         outside, outside_back = _arithmetic(numbers, rows, device, recipe, is_block=False)
+    sent = _Communication()
     tensor = _tensor_s(cluster, sizes, rows * numbers.summed) * (2 + recomputed)
-    context_forward, context_backward = _context_s(numbers, cluster, sizes, rows, recipe, block.attention)
-    context = context_forward * (1 + recomputed) + context_backward
-    overlap = _Overlap()
+    sums = microbatches * layers * tensor
+    sent.add("tensor", sums, sums * recipe.hides, cluster.group(1, sizes.tensor).link)
+    _share_sequences(
+        sent, numbers, cluster, sizes, rows, recipe, block.attention, microbatches * layers, recomputed
+    )
     number = parameters_of(numbers, part)
     beside = block.total, back.total + recomputed * block.total
-    _replicas(overlap, numbers, cluster, part, sizes, microbatches, recipe, beside)
+    _replicas(sent, numbers, cluster, part, sizes, microbatches, recipe, beside)
     stride = sizes.tensor * sizes.context * sizes.shard * (sizes.data or 1)
     next_stage = cluster.group(stride, sizes.pipeline)
-    near, far = cluster.group(1, sizes.tensor).link, next_stage.link
-    sums = microbatches * layers * tensor
     messages = 2 * microbatches * part.stages * next_stage.send_s(rows * numbers.inputs)
+    sent.add("pipeline", messages, messages * recipe.hides, next_stage.link)
     shards = sizes.shard * sizes.context * ((sizes.data or 1) if recipe.divides_optimizer else 1)
     moved = 2 * recipe.weight_bytes + recipe.gradient_bytes + 2 * recipe.optimizer_bytes
     added: float = 2 * recipe.gradient_bytes * number * (microbatches - 1)
@@ -217,13 +222,9 @@ def _of_part(
         + added / device.bandwidth,
         recomputation=microbatches * layers * recomputed * block.total,
         optimizer=number / shards * moved / device.bandwidth,
-        tensor=sums * (1 - recipe.hides),
-        context=microbatches * layers * context,
-        shard=overlap.exposed["shard"],
-        data=overlap.exposed["data"],
-        pipeline=messages * (1 - recipe.hides),
-        hidden=overlap.hidden + recipe.hides * (sums + messages),
-        contention=overlap.contention + recipe.hides * (sums * near.occupies + messages * far.occupies),
+        **sent.exposed,
+        hidden=sent.hidden,
+        contention=sent.contention,
     )
 
 
@@ -238,35 +239,38 @@ def _tensor_s(cluster: Cluster, sizes: Parallelism, num_bytes: float) -> float:
     return 4 * group.gather_s(num_bytes) if sizes.sequence else 2 * group.reduce_s(num_bytes)
 
 
-def _context_s(
+def _share_sequences(
+    sent: _Communication,
     numbers: RankNumbers,
     cluster: Cluster,
     sizes: Parallelism,
     rows: float,
     recipe: TrainingRecipe,
     attention: float,
-) -> tuple[float, float]:
-    """Seconds that sharing sequences costs a block, forward and backward, as far as attention does not hide it."""
+    passes: float,
+    recomputed: float,
+) -> None:
+    """Add the exchange of keys and values of ranks that share sequences, for a number of forward passes of a block."""
     if sizes.context == 1:
-        return 0.0, 0.0
+        return
     group = cluster.group(sizes.tensor, sizes.context)
     queries, keys = rows * numbers.queries, rows * numbers.keys
     if sizes.attention == "all-to-all":
         seconds = 2 * group.exchange_s(queries) + 2 * group.exchange_s(keys)
-        return seconds, seconds
+        sent.add("context", seconds, 0.0, group.link, passes * (2 + recomputed))
+        return
     steps = sizes.context - 1
     forward = 2 * steps * group.send_s(keys)
     gradients = 2 * sizes.context * group.send_s(keys * 4 / recipe.compute_bytes)  # in float32
+    sent.add("context", forward, attention, group.link, passes * (1 + recomputed))
+    sent.add("context", forward + gradients, ATTENTION_BACKWARD * attention, group.link, passes)
     # Each block's result is read, and merged with the float32 results before.
     merged = steps * (queries + 2 * queries * 4 / recipe.compute_bytes) / cluster.device.moved_rate
-    return (
-        merged + max(0.0, forward - attention),
-        merged + max(0.0, forward + gradients - ATTENTION_BACKWARD * attention),
-    )
+    sent.exposed["context"] += passes * (2 + recomputed) * merged
 
 
 def _replicas(
-    overlap: _Overlap,
+    sent: _Communication,
     numbers: RankNumbers,
     cluster: Cluster,
     part: StagePart,
@@ -307,17 +311,17 @@ def _replicas(
         again = gather if sizes.sharding_stage == 3 else 0.0
         scatter = inner.gather_s(block * recipe.reduced_bytes)
         reductions = 0 if is_pipeline else microbatches if sizes.sharding_stage > 1 else 1
-        overlap.add("shard", gather, forward, link, microbatches * (part.layers - 1))
-        overlap.add("shard", again + scatter, backward, link, reductions * (part.layers - 1))
-        overlap.add("shard", again, backward, link, (microbatches - reductions) * (part.layers - 1))
-        overlap.add("shard", first + (first if again else 0.0), 0.0, link, microbatches)
+        sent.add("shard", gather, forward, link, microbatches * (part.layers - 1))
+        sent.add("shard", again + scatter, backward, link, reductions * (part.layers - 1))
+        sent.add("shard", again, backward, link, (microbatches - reductions) * (part.layers - 1))
+        sent.add("shard", first + (first if again else 0.0), 0.0, link, microbatches)
         last = inner.gather_s((outside + block) * recipe.reduced_bytes)
-        overlap.add("shard", last, 0.0, link, max(1, reductions))
+        sent.add("shard", last, 0.0, link, max(1, reductions))
         if is_pipeline:
-            overlap.add("shard", scatter, 0.0, link, part.layers - 1)
+            sent.add("shard", scatter, 0.0, link, part.layers - 1)
         weights, gradients = number * recipe.gathered_bytes, number * recipe.reduced_bytes
-        overlap.exposed["shard"] += microbatches * (2 if again else 1) * device.copy_s(weights, weights)
-        overlap.exposed["shard"] += max(1, reductions) * device.copy_s(weights, gradients)
+        sent.exposed["shard"] += microbatches * (2 if again else 1) * device.copy_s(weights, weights)
+        sent.exposed["shard"] += max(1, reductions) * device.copy_s(weights, gradients)
     if data > 1:
         link = outer.link
         share = recipe.reduced_bytes / shards
@@ -326,11 +330,11 @@ def _replicas(
         of_all = reduce(number * share)
         last = reduce((outside + block) * share)
         hides = 0.0 if is_pipeline and not recipe.divides_optimizer else backward * (part.layers - 1)
-        overlap.add("data", max(0.0, of_all - last), hides, link)
+        sent.add("data", max(0.0, of_all - last), hides, link)
         # Replicas alone copy the gradients of autograd to where they are reduced.
         copied = number * recipe.gradient_bytes
         copies = 0.0 if is_sharded(sizes) else device.copy_s(copied, copied)
-        overlap.add("data", last + copies, 0.0, link)
+        sent.add("data", last + copies, 0.0, link)
         if recipe.divides_optimizer:
             gathered = outer.gather_s(number * recipe.gathered_bytes)
-            overlap.add("data", gathered, forward * (part.layers - 1), link)
+            sent.add("data", gathered, forward * (part.layers - 1), link)

@@ -155,7 +155,7 @@ class Layout:
         costs = " and ".join(_SHARES[kind].format(f"{shares[kind]:.0%}") for kind in notable[:2])
         if not costs:
             costs = f"arithmetic takes {time.compute / time.total:.0%} of the step"
-            if time.hidden > time.exposed:
+            if sum(time.hidden.values()) > time.exposed:
                 costs += " and hides most of the communication"
         fullest = max(_FULLEST, key=lambda kind: getattr(memory, kind))
         share = memory.total / self.cluster.device.memory_bytes

@@ -86,17 +86,18 @@ def print_plan(found: Plan, *, most: int, details: bool = False) -> None:
 def _print_details(found: Plan, most: int) -> None:
     for layout in found.layouts[:most]:
         print(f"\n{layout.label}: {layout.as_code()}")
+        time, memory = layout.time, layout.memory
+        hidden = sum(time.hidden.values())
         for what, kinds, total, show in (
-            ("step", {kind: getattr(layout.time, kind) for kind in TIMES}, layout.time.total, format_time),
-            ("memory", vars(layout.memory), layout.memory.total, lambda value: f"{value / GIB:.3g} GiB"),
+            ("step", {kind: getattr(time, kind) for kind in TIMES}, time.total, format_time),
+            ("communication hidden behind arithmetic", time.hidden, hidden, format_time),
+            ("memory", vars(memory), memory.total, lambda value: f"{value / GIB:.3g} GiB"),
         ):
             parts = ", ".join(
                 f"{kind} {show(value)}" for kind, value in kinds.items() if value > 0.0005 * total
             )
-            print(f"  {what} {show(total)}: {parts}")
-        print(
-            f"  {format_time(layout.time.hidden)} of communication are hidden behind arithmetic. {layout.reason}"
-        )
+            print(f"  {what} {show(total)}{parts and f': {parts}'}")
+        print(f"  {layout.reason}")
 
 
 def print_scaling(plans: Sequence[Plan], *, is_weak: bool) -> None:

@@ -74,7 +74,6 @@ class _Loader(SourceFileLoader):
     """Executes a module of Petastorm with its own ``__import__`` and then applies the module's repair, if any."""
 
     def exec_module(self, module: ModuleType) -> None:
-
         code = self.get_code(module.__name__)
         assert code is not None, "a source file has code"
         module.__dict__["__builtins__"] = dict(builtins.__dict__, __import__=_import)

@@ -79,7 +79,7 @@ def test_a_single_rank_communicates_nothing() -> None:
     alone = CLUSTER.group(1, 1)
     assert alone.gather_s(1e9) == alone.reduce_s(1e9) == alone.exchange_s(1e9) == alone.send_s(1e9) == 0
     step = time(Parallelism(data=1))
-    assert step.exposed == step.hidden == step.bubble == step.contention == 0
+    assert step.exposed == sum(step.hidden.values()) == step.bubble == step.contention == 0
 
 
 def test_without_links_and_copies_replicas_take_as_long_as_one_rank() -> None:
@@ -133,7 +133,7 @@ def test_weights_and_gradients_of_shards_are_copied_from_and_to_the_buffers_of_c
         of_all = SHAPE.parameters * (2 * 2 * weights + weights + gradients)
         into_first = 2 * ends / 8 * (2 * weights + cast * (recipe.weight_bytes + weights))
         assert step.shard == pytest.approx(2 * (of_all + into_first) / free.device.bandwidth)
-        assert step.hidden > 0
+        assert step.hidden["shard"] > 0
 
 
 def test_a_copy_on_a_cpu_also_reads_what_it_writes_to() -> None:
@@ -157,8 +157,8 @@ def test_shards_wait_for_every_gather_on_cpus_and_gather_the_root_twice() -> Non
         step_time(SHAPE, links, sizes, rows=1, microbatches=1, recipe=RECIPE)
         for links in (on_cpus, replace(on_cpus, between=FREE))
     )
-    assert with_links.hidden == 0.0
-    assert step_time(SHAPE, cluster, sizes, rows=1, microbatches=1, recipe=RECIPE).hidden > 0.0
+    assert with_links.hidden["shard"] == 0.0
+    assert step_time(SHAPE, cluster, sizes, rows=1, microbatches=1, recipe=RECIPE).hidden["shard"] > 0.0
     weights = SHAPE.on_rank(sizes, RECIPE, is_fused=False)
     number = weights.block * SHAPE.layers + weights.before + weights.after
     # All weights are gathered forward and backward, and all gradients are scattered.
@@ -167,10 +167,23 @@ def test_shards_wait_for_every_gather_on_cpus_and_gather_the_root_twice() -> Non
     assert with_links.shard - without.shard == pytest.approx(moved / 2 / FAR.bytes_per_s + calls, rel=0.01)
 
 
-def test_hidden_communication_counts_only_as_contention() -> None:
-    step = time(Parallelism(data=1, shard=8), rows=8)
-    assert step.hidden > 0
-    assert step.contention == pytest.approx(step.hidden * NEAR.occupies)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("shard", Parallelism(data=1, shard=8)),
+        ("data", Parallelism(data=8)),
+        ("context", Parallelism(data=1, context=8)),
+        ("tensor", Parallelism(data=1, tensor=8)),
+    ],
+)
+def test_hidden_communication_has_its_kind_and_counts_only_as_contention(
+    kind: str, sizes: Parallelism
+) -> None:
+    step = step_time(SHAPE, CLUSTER, sizes, rows=8, microbatches=8, recipe=replace(RECIPE, hides=0.5))
+    assert step.hidden[kind] > 0
+    hidden = sum(step.hidden.values())
+    assert hidden == pytest.approx(step.hidden[kind] + (step.hidden["shard"] if kind == "context" else 0))
+    assert step.contention == pytest.approx(hidden * NEAR.occupies)
     kinds = [value for name, value in vars(step).items() if name != "hidden"]
     assert step.total == pytest.approx(sum(kinds))
 

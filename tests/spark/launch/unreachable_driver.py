@@ -29,7 +29,7 @@ STEPS = 60
 
 
 class UnreachableCoordinator(Coordinator):
-    """A rendezvous that is said to be where nobody listens."""
+    """A rendezvous that is said to be where no process listens."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

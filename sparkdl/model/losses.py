@@ -188,17 +188,20 @@ def compute_loss(
 def _weighted_loss(
     loss: LossFunction, outputs: Tensor, targets: Tensor, row_weights: Tensor, weighted_by: str
 ) -> LossTerm:
-    per_row = _unreduce(loss)(outputs, targets)
-    if per_row.ndim == 0 or per_row.shape[0] != row_weights.shape[0]:
+    values = _unreduce(loss)(outputs, targets)
+    if values.ndim == 0 or values.shape[0] != row_weights.shape[0]:
         raise ParamError(
-            f"Param {weighted_by} needs one loss value per row, but the loss returned shape {tuple(per_row.shape)} for "
+            f"Param {weighted_by} needs one loss value per row, but the loss returned shape {tuple(values.shape)} for "
             f"{row_weights.shape[0]} rows. Use a loss of torch.nn, or a function that does not reduce."
         ).about(weighted_by, "loss")
-    per_row = per_row.flatten(1).mean(dim=1) if per_row.ndim > 1 else per_row
     divisor = _label_weights(loss, targets)
-    counted = row_weights if divisor is None or divisor.ndim > 1 else row_weights * divisor
-    weight = float(counted.sum())
-    total = (per_row * row_weights.to(per_row.dtype)).sum()
+    if divisor is None:
+        values = values.flatten(1).mean(dim=1) if values.ndim > 1 else values
+        divisor = torch.ones_like(row_weights)
+    # Of several labels per row, those that the loss ignores do not count, as without row weights.
+    of_labels = row_weights.reshape(-1, *[1] * (divisor.ndim - 1))
+    weight = float((of_labels * divisor).sum())
+    total = (values * of_labels.to(values.dtype)).sum()
     return LossTerm(mean=total / weight if weight > 0 else outputs.sum() * 0, weight=weight)
 
 

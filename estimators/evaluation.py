@@ -149,7 +149,9 @@ class ClassificationEvaluation(ModelEvaluation):
                 f"There is no curve of {len(self.labels)} classes here: a curve needs two classes, and a model that "
                 "has a score for each (rawPredictionCol)."
             )
-        false, true = np.cumsum(self._scored, axis=1).astype(np.float64)
+        # Scores of rows that all have the weight 0 are no points of a curve.
+        counted = self._scored[:, self._scored.any(axis=0)]
+        false, true = np.cumsum(counted, axis=1).astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             points = {
                 "FPR": np.concatenate([[0.0], false / false[-1]]),

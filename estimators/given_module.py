@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -17,9 +18,9 @@ import torch
 from torch import nn
 
 from sparkdl.data.files.filesystems import absolute_url, open_location
-from sparkdl.data.spark.columns import check_frame, check_types, with_doubles
+from sparkdl.data.spark.columns import check_case, check_frame, check_types, quote, with_doubles
 from sparkdl.data.spark.materialization import describe_first_rows
-from sparkdl.errors import DataError, ParamError, ParamTypeError, list_names
+from sparkdl.errors import DataError, EmptyDatasetError, ParamError, ParamTypeError, list_names
 from sparkdl.estimators.fit.inputs import (
     check_columns,
     first_rows,
@@ -184,11 +185,17 @@ def describe_module(
 def _examples(
     rows: DataFrame, names: Sequence[str], *, vector_dtype: str, allow_ragged: bool
 ) -> Iterator[ParquetDataset]:
-    """Context manager that yields the first rows of a DataFrame as a dataset."""
+    """Context manager that yields the first rows of a DataFrame as a dataset: with NaN if there are no others."""
+    describe = partial(
+        describe_first_rows, num_rows=_NUM_ROWS, vector_dtype=vector_dtype, allow_ragged=allow_ragged
+    )
     with tempfile.TemporaryDirectory(prefix="sparkdl-example-") as folder:
-        yield describe_first_rows(
-            rows, names, folder, num_rows=_NUM_ROWS, vector_dtype=vector_dtype, allow_ragged=allow_ragged
-        )
+        check_case(rows, names)
+        try:
+            dataset = describe(rows.dropna(subset=[*map(quote, names)]), names, folder)
+        except EmptyDatasetError:
+            dataset = describe(rows, names, folder)
+        yield dataset
 
 
 def export_to(

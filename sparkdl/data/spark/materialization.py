@@ -43,7 +43,15 @@ from sparkdl.data.spark.writing import (
 )
 from sparkdl.data.store.housekeeping import remove_unless_used
 from sparkdl.data.store.store import as_store, reopen_dataset, use_if_removable
-from sparkdl.errors import DataError, ParamError, StoreError, StoreFullError, count_of
+from sparkdl.errors import (
+    DataError,
+    EmptyDatasetError,
+    ParamError,
+    StoreError,
+    StoreFullError,
+    count_of,
+    list_names,
+)
 from sparkdl.spark.jobs import jobs_of
 
 if TYPE_CHECKING:
@@ -306,7 +314,8 @@ def describe_first_rows(
     spark = df.sparkSession
     chosen = df.select(*map(quote, names))
     if complete := [quote(name) for name in names if name not in nullable]:
-        chosen = chosen.dropna(subset=complete)
+        # Not by dropna, which takes NaN for null.
+        chosen = chosen.where(f"NOT array_contains(array({' IS NULL, '.join(complete)} IS NULL), true)")
     with reading_job(spark, "reading example rows", columns=names):
         # Spark reads one partition after the other until it has the rows.
         rows = spark.createDataFrame(chosen.limit(num_rows).collect(), StructType(fields))
@@ -319,7 +328,12 @@ def describe_first_rows(
         for made in write_partition(iter(batches), url, names, ROW_GROUP_BYTES, nullable=nullable)
     ] or [WrittenFile()]
     if not report.num_rows:
-        raise no_rows_error()
+        needed = [name for name in names if name not in nullable]
+        raise EmptyDatasetError(
+            f"The DataFrame has no row without a null in {list_names(map(repr, needed))}."
+            if needed
+            else "The DataFrame has no rows."
+        )
     check_census(report.columns, report.num_rows, nullable)
     return scan_dataset(url, names, _shapes(fields, report.columns, allow_ragged=allow_ragged))
 

@@ -274,3 +274,25 @@ def test_importances_are_the_fall_of_the_score_by_shuffling(rows, tmp_path):
         numbers.featureImportances(rows, metric="areaUnderPR")
     with pytest.raises(DataError, match="There is no column 'price'"):
         numbers.featureImportances(rows.drop("price"))
+
+
+class OfNumbers(nn.Module):
+    """Returns the sum of each row's numbers, with 0 for NaN."""
+
+    def forward(self, matrix):
+        return torch.nan_to_num(matrix).sum(dim=1, keepdim=True)
+
+
+def test_rows_with_nan_that_a_model_takes_count_in_the_importances_as_in_the_evaluation(spark):
+    rows = spark.range(60).selectExpr(
+        "if(id % 2 = 0, double('NaN'), id) AS a",
+        "if(id % 2 = 1, double('NaN'), id) AS b",
+        "id + id % 7 AS label",
+    )
+    features = {"featuresCol": ["a", "b"], "passFeaturesBy": "matrix"}
+    model = TorchModel.from_module(OfNumbers(), example=rows, **features)
+    found = model.featureImportances(rows, num_repeats=1)
+    assert found.numInstances == 60
+    assert found.score == pytest.approx(model.evaluate(rows).r2)
+    with pytest.raises(DataError, match="has no row without a null in 'a', 'b'"):
+        TorchModel.from_module(OfNumbers(), example=rows.selectExpr("double(NULL) AS a", "b"), **features)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sparkdl import data
 from sparkdl.data import ParquetDataset
 from sparkdl.errors import DataError, ParamError, count_of, list_names
+from sparkdl.model.decisions import BINARY
 from sparkdl.model.heads import Head, LabelColumn
 from sparkdl.model.losses import (
     LossFunction,
@@ -321,7 +322,9 @@ def _with_classes(
                 f"model {outputs}{remedy}."
             )
         return replace(head, label=replace(head.label, classes=classes))
-    if num_classes is None or head.label.dtype != "int64":
+    if num_classes is None:
+        return _with_two_classes(head, dataset) if prediction_kind(loss) in BINARY else head
+    if head.label.dtype != "int64":
         return head
     if _is_out_of_range(column, num_classes) and ignored_label(loss) is None:
         classes = _distinct(dataset, column, num_classes)
@@ -331,6 +334,30 @@ def _with_classes(
             check_magnitudes(classes, column.name)
             return replace(head, label=replace(head.label, classes=classes))
     check_class_labels(dataset, column.name, num_classes, ignored_label(loss))
+    return head
+
+
+def _with_two_classes(head: Head, dataset: ParquetDataset) -> Head:
+    """Return a head whose model has one output for two classes, with the classes of integers other than 0 and 1.
+
+    Raises:
+        DataError: if labels are neither two integers nor numbers from 0 to 1; torch would compute a loss for others.
+    """
+    column = dataset.column(head.label.name)
+    if _is_out_of_range(column, 2):
+        classes = _distinct(dataset, column, 2)
+        if classes is not None and len(classes) == 2:
+            check_magnitudes(classes, column.name)
+            return replace(head, label=replace(head.label, classes=classes))
+    elif column.value_range is not None:
+        return head
+    for values in stored_values(dataset, column.name):
+        bad = ~((values >= 0) & (values <= 1))
+        if bad.any():
+            raise DataError(
+                f"Labels of {type(head.loss).__name__} must lie between 0 and 1, but column {column.name!r} holds "
+                f"{values[bad][0]}{and_more(bad)}. Number the two classes 0 and 1, or leave those rows out."
+            )
     return head
 
 
@@ -364,7 +391,7 @@ def _may_be_indexed(head: Head, column: Column) -> bool:
         return False
     if column.kind == "string" or column.dtype == "bool":
         return prediction_kind(head.loss) != "value"
-    return is_class_loss(head.loss)
+    return is_class_loss(head.loss) or ("int" in column.dtype and prediction_kind(head.loss) != "value")
 
 
 MOST_CLASSES = 1000

@@ -31,6 +31,42 @@ def test_labels_are_indexed_unless_they_are_numbers_from_0(dataset, label, chang
     assert fit.signature.outputs[0].classes == classes
 
 
+ONE_OUTPUT = {"model": nn.Linear(4, 1), "labelCol": "number"}
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.BCELoss()])
+@pytest.mark.parametrize(
+    ("labels", "classes"), [([-1, 1], (-1, 1)), ([1, 2], (1, 2)), ([0, 1], None), ([0.2, 1.0], None)]
+)
+def test_two_integers_are_the_classes_of_a_model_with_one_output(tmp_path, labels, classes, loss):
+    rows = pa.table({"dense": [[1.0] * 4] * 4, "number": [*labels, *labels]})
+    pq.write_table(rows, tmp_path / "part-0.parquet")
+    changes = {"loss": loss, "model": nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())}
+    (head,) = prepare_fit(make_estimator(**ONE_OUTPUT | changes), scan_dataset(str(tmp_path))).spec.heads
+    assert head.label.classes == classes
+    assert head.label.encode(np.array(labels)).tolist() == (labels if classes is None else [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, 2], r"BCEWithLogitsLoss must lie between 0 and 1, but column 'number' holds 2\."),
+        ([7, 7, 7], r"'number' holds 7 \(and 2 more like it\)\. Number the two classes 0 and 1"),
+        ([0.0, 2.0, 1.0], r"'number' holds 2\.0\."),
+        ([0.0, -1.0, 1.0], r"'number' holds -1\.0\."),
+        ([0.0, float("nan"), 1.0], "'number' holds nan"),
+        ([[0, 1], [255, 0], [1, 1]], "'number' holds 255"),
+    ],
+)
+def test_labels_of_a_binary_loss_outside_of_0_to_1_are_refused(tmp_path, labels, message):
+    pq.write_table(pa.table({"dense": [[1.0] * 4] * 3, "number": labels}), tmp_path / "part-0.parquet")
+    shapes = {"number": (2,)} if isinstance(labels[0], list) else {}
+    dataset = scan_dataset(str(tmp_path), ["dense", "number"], {"dense": (4,), **shapes})
+    model = nn.Linear(4, 2) if shapes else nn.Linear(4, 1)
+    with pytest.raises(DataError, match=message):
+        prepare_fit(make_estimator(**ONE_OUTPUT | {"model": model, "loss": nn.BCEWithLogitsLoss()}), dataset)
+
+
 def test_label_that_no_row_had_is_named_on_the_rank(dataset):
     label = prepare_fit(make_estimator(labelCol="kind"), dataset).spec.heads[0].label
     with pytest.raises(DataError, match="'kind' holds 'quince', .* 3 classes .*'apple', 'pear'"):

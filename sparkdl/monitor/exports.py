@@ -11,13 +11,17 @@ import logging
 import os
 import queue
 import secrets
+import socket
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import IO, TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from sparkdl.errors import ParamError
 from sparkdl.foreign_errors import needing
@@ -31,6 +35,9 @@ _logger = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 """The end of a fit waits for so long for an export, such as one to a folder on a network that hangs."""
+
+_MOST_CONNECTIONS, _CONNECTION_S = 32, 5.0
+"""Open connections to the endpoint, and the longest silence on one: every process of the machine can connect."""
 
 _MOST_WAITING = 100
 """An export that is so many snapshots behind has failed."""
@@ -193,6 +200,42 @@ def _join(thread: threading.Thread) -> None:
         raise TimeoutError(f"it has not ended after {_CLOSE_S:g} s")
 
 
+class _Handler(WSGIRequestHandler):
+    timeout = _CONNECTION_S
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread; when there are too many, the oldest ends."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any) -> None:
+        self._open: deque[socket.socket] = deque()
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        sock, address = super().get_request()
+        with self._lock:
+            self._open.append(sock)
+            if len(self._open) > _MOST_CONNECTIONS:
+                with suppress(OSError):  # its peer has ended it
+                    self._open.popleft().shutdown(socket.SHUT_RDWR)  # its thread closes it
+        return sock, address
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock, suppress(ValueError):  # it was one too many
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, *_: object) -> None:
+        """Print nothing: a peer was silent or is gone."""
+
+
 class Endpoint:
     """Serves the latest figures at ``http://127.0.0.1:<port>/metrics``, as text of OpenMetrics.
 
@@ -208,17 +251,18 @@ class Endpoint:
 
     def __init__(self, port: int) -> None:
         with needing("port of the Monitor", "monitor", "prometheus_client"):
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         self._snapshot: Snapshot | None = None
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, addr=LOOPBACK, registry=registry)
+            self._server = make_server(LOOPBACK, port, make_wsgi_app(registry), _Server, _Handler)
         except OSError as error:
             raise ParamError(
                 f"port of the Monitor is {port}, at which nothing can listen: {error}. Choose another one, or 0."
             ) from error
         self.port = int(self._server.server_port)
+        threading.Thread(target=self._server.serve_forever, name="sparkdl-endpoint", daemon=True).start()
         level = logging.INFO if port else logging.WARNING  # a port that was not chosen has to be shown
         _logger.log(level, "The figures of this monitor are at http://%s:%d/metrics", LOOPBACK, self.port)
 

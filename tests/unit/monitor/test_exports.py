@@ -107,6 +107,20 @@ def test_the_endpoint_listens_on_loopback_alone_and_until_it_is_closed() -> None
         scrape(endpoint.port)
 
 
+def test_silent_connections_to_the_endpoint_are_bounded_and_delay_no_scrape() -> None:
+    endpoint, num_threads = Endpoint(0), threading.active_count()
+    strangers = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=5) for _ in range(200)]
+    try:
+        endpoint.show(SNAPSHOT)
+        assert "sparkdl_ranks" in scrape(endpoint.port)
+        assert threading.active_count() <= num_threads + 40
+        assert strangers[0].recv(1) == b""
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        endpoint.close()
+
+
 def test_without_a_port_nothing_listens() -> None:
     exports = open_exports(Monitor(), lambda _, __: None)
     for export in exports:

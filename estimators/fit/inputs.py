@@ -42,7 +42,7 @@ from sparkdl.estimators.params.training import best_goal_of, num_readers
 from sparkdl.estimators.scoring.columns import check_scored_columns
 from sparkdl.launch.wire.messages import pickle_for_ranks
 from sparkdl.lazy import load_entry
-from sparkdl.model.architecture import split_module
+from sparkdl.model.architecture import parameter_with_hook, split_module
 from sparkdl.model.decisions import with_thresholds
 from sparkdl.model.inputs import MATRIX, ModelInputs, dtype_name, number_dtype
 from sparkdl.model.losses import prediction_kind
@@ -290,6 +290,7 @@ def prepare_fit(
         pair=pair,
     )
     check_names((entry.name for entry in probed.inputs.inputs), inputs, params)
+    _check_hooks(recipe.model)
     _check_precision(params, recipe.model)
     heads = with_classes(probed.heads, probed.num_classes, dataset, named)
     if params.getClassWeights() is not None or params.getSampling() != "all":
@@ -354,6 +355,16 @@ def _try_scheduler(params: _TorchEstimatorParams, recipe: Recipe, probed: ProbeR
         updates = updates_per_epoch(steps, params.getGradientAccumulationSteps()) if interval == "step" else 1
         num_steps, watched = params.getEpochs() * updates, _goals(params, recipe)[1]
         make_scheduler(scheduler, probed.optimizer, num_steps, interval, watched)
+
+
+def _check_hooks(model: nn.Module) -> None:
+    name = parameter_with_hook(model)
+    if name is not None:
+        raise ParamError(
+            f"The gradient of {name!r} of Param model has a hook, and ranks train a copy of the model without it. "
+            "Remove the hook, and register it on the ranks: in on_fit_start of a callback, for a parameter of "
+            "context.module."
+        )
 
 
 def _check_precision(params: _TorchEstimatorParams, model: nn.Module) -> None:

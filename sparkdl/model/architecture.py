@@ -67,6 +67,18 @@ def copy_on_meta(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module, memo).to("meta")
 
 
+def parameter_with_hook(module: nn.Module) -> str | None:
+    """The name of a parameter whose gradient has a hook, which only this object has: a pickle or a new part has none.
+
+    Returns:
+        The first name; None if there is no such parameter.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return name
+    return None
+
+
 _TAG = "sparkdl.tensor"
 
 

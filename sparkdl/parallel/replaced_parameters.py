@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from sparkdl.errors import ParamError
+from sparkdl.model.architecture import parameter_with_hook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +46,16 @@ def noting_replaced_parameters(module: nn.Module, by: str) -> Iterator[None]:
     Args:
         module: module whose parameters may be replaced.
         by: name of the function that replaces them, for the error.
+
+    Raises:
+        ParamError: if a parameter has a hook on its gradient, which would stay with the replaced one.
     """
+    hooked = parameter_with_hook(module)
+    if hooked is not None:
+        raise ParamError(
+            f"The gradient of {hooked!r} has a hook, which {by} would lose, as it replaces the parameter. Remove the "
+            f"hook, and give one to the new parameter after {by}, by register_post_accumulate_grad_hook()."
+        )
     # Weakly, as the memory of a replaced parameter has to be free as soon as its part is made. Not those of other
     # wrappers, such as quantized weights: FSDP2 may swap them, and torch refuses that if there are weak references.
     before = [

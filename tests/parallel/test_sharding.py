@@ -304,6 +304,22 @@ def check_an_optimizer_of_replaced_parameters_is_refused_in_its_first_step() -> 
         other.step()
 
 
+def check_hooks_of_sharded_parameters_are_called_or_refused() -> None:
+    layout = Parallelism(shard=4).lay_out()
+    module = shard(decoder(), layout)
+    rows = rows_of(layout, 0)
+    parameter = module.embedding.weight
+    parameter.register_post_accumulate_grad_hook(lambda tensor: tensor.grad.mul_(2))
+    loss_of(module, layout, *rows).backward()
+    _, gradients = reference(decoder)[0]
+    found = parameter.grad.full_tensor()
+    torch.testing.assert_close(found, 2 * gradients["embedding.weight"], rtol=1e-4, atol=1e-6)
+    module = shard(decoder(), layout)
+    module.embedding.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(ParamError, match=r"register_hook\(\) was called for 'embedding.weight' of a sharded"):
+        loss_of(module, layout, *rows).backward()
+
+
 def check_a_second_division_is_refused() -> None:
     layout = Parallelism(shard=2, tensor=2).lay_out()
     model = decoder()

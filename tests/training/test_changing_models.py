@@ -106,6 +106,11 @@ def parametrize(module: Any, optimizer: Optimizer, step: int) -> None:
         )
 
 
+def scale_gradient(module: Any, optimizer: Optimizer, step: int) -> None:
+    if step == 2:
+        module.first.weight.register_hook(lambda gradient: gradient * 3)
+
+
 def leave(module: Any, optimizer: Optimizer, step: int) -> None:
     """Change nothing: the model does."""
 
@@ -118,6 +123,7 @@ CHANGES: dict[str, Callable[[Any, Any, int], None]] = {
     "an adapter is added": add_adapter,
     "a layer is replaced": replace_layer,
     "a layer is parametrized": parametrize,
+    "a gradient is scaled by a hook": scale_gradient,
 }
 
 

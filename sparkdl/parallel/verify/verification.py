@@ -203,6 +203,12 @@ class ShardedVerification(Verification):
             did = "used different blocks or parameters"
             # Not kept: weights that are drawn or loaded later are other parameters.
             for name, parameter in self._sharded.named_parameters():
+                if parameter._backward_hooks:
+                    raise ParamError(
+                        f"register_hook() was called for {name!r} of a sharded model, which never calls such hooks. "
+                        "Use register_post_accumulate_grad_hook(), which gets the parameter with this rank's part of "
+                        "its gradient."
+                    )
                 names.append(name)
                 counts.append(int(parameter.grad is not None))
         device = device_of_counts(next(self._sharded.parameters()).device, self._group)

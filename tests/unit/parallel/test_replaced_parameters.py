@@ -29,6 +29,16 @@ def test_optimizer_that_gets_a_replaced_parameter_after_its_first_step_is_refuse
         optimizer.step()
 
 
+def test_hook_on_a_gradient_that_the_new_parameter_would_not_have_is_refused() -> None:
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        module = nn.Linear(2, 2)
+        handle = getattr(module.weight, register)(lambda tensor: None)
+        with pytest.raises(ParamError, match=r"gradient of 'weight' has a hook, which shard\(\) would lose"):
+            replace_weight(module)
+        handle.remove()
+        replace_weight(module)
+
+
 def test_memory_of_a_replaced_parameter_is_free_at_once() -> None:
     module = nn.Linear(2, 2)
     before = weakref.ref(module.weight)

@@ -124,7 +124,21 @@ class Embedded(nn.Module):
         return self.out(self.table(x.abs().long()).mean(dim=1))
 
 
+def with_hook(register):
+    model = make_model()
+    getattr(next(model.parameters()), register)(lambda _: None)
+    return model
+
+
 REFUSED = {
+    "a hook on a gradient": (
+        {"model": with_hook("register_hook")},
+        "gradient of .* has a hook, .* on_fit_start",
+    ),
+    "a hook on an accumulated gradient": (
+        {"model": with_hook("register_post_accumulate_grad_hook")},
+        "gradient of .* has a hook, .* on_fit_start",
+    ),
     "a plateau per step": (
         {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer), "schedulerInterval": "step"},
         "ReduceLROnPlateau, .* Set schedulerInterval to 'epoch'",

@@ -30,7 +30,7 @@ from sparkdl.checks import check_format
 from sparkdl.data.files.filesystems import absolute_url, open_location
 from sparkdl.errors import ParamError, SavedModelError, SerializationError, SparkdlError
 from sparkdl.foreign_errors import errors_as, explain_failure, reading_from
-from sparkdl.model.saved_model import load_module, save_module
+from sparkdl.model.saved_model import SAVE_AGAIN, load_module, save_module
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +120,8 @@ class FolderReader(MLReader[S]):
                     there.fetch_folder(Path(folder))
             local = Path(there.path if there.is_local else folder)
             try:
-                return _class_in(local, self._class)._read_folder(local)
+                with errors_as(SavedModelError, "Its content cannot be read", SAVE_AGAIN):
+                    return _class_in(local, self._class)._read_folder(local)
             except SavedModelError as error:
                 raise SavedModelError(f"{url} cannot be loaded. {error}") from error
 

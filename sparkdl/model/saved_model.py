@@ -103,7 +103,7 @@ _WEIGHTS = "weights.safetensors"
 _ARCHITECTURE = "architecture.pkl"
 _PREPARE = "prepare.pkl"
 _EXAMPLES = "examples.safetensors"
-_SAVE_AGAIN = "Save the model again, or copy it again from where it was saved."
+SAVE_AGAIN = "Save the model again, or copy it again from where it was saved."
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _read_manifest(folder: Path) -> tuple[ModelSignature | None, dict[str, dict[
         content = path.read_bytes()
     except FileNotFoundError:
         raise SavedModelError(f"{folder} holds no saved model: {_MANIFEST} is missing.") from None
-    with errors_as(SavedModelError, f"{path} is damaged", _SAVE_AGAIN):
+    with errors_as(SavedModelError, f"{path} is damaged", SAVE_AGAIN):
         manifest = json.loads(content)
         check_format(f"{folder}", manifest, FORMAT, SavedModelError)
         listed = manifest["files"]
@@ -260,5 +260,5 @@ def _check_file(path: Path, written: dict[str, Any]) -> None:
         verify_file(
             file,
             written,
-            lambda reason: SavedModelError(f"{path} is damaged: {reason} in {_MANIFEST}. {_SAVE_AGAIN}"),
+            lambda reason: SavedModelError(f"{path} is damaged: {reason} in {_MANIFEST}. {SAVE_AGAIN}"),
         )

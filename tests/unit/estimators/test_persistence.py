@@ -217,6 +217,28 @@ def test_folder_that_is_no_model_is_named(tmp_path):
         TorchModel.load(str(tmp_path / "model"))
 
 
+@pytest.mark.parametrize(
+    ("intact", "damaged"),
+    [
+        ('"uid"', '"uie"'),
+        ('"defaultParamMap"', '"defaultParamMaq"'),
+        ('"sparkVersion": "', '"sparkVersion": "x'),
+        ('"batchSize": ', '"batchSizf": '),
+        ('"equal"', '"equam"'),
+        ('"epoch": ', '"epocj": '),
+    ],
+)
+def test_damaged_metadata_is_an_error_with_the_path_of_the_model(tmp_path, intact, damaged):
+    path = tmp_path / "model"
+    make_model().save(str(path))
+    metadata = path / "metadata" / "part-00000"
+    text = metadata.read_text()
+    assert intact in text
+    metadata.write_text(text.replace(intact, damaged))
+    with pytest.raises(SavedModelError, match=rf"^{path} cannot be loaded\. "):
+        TorchModel.load(str(path))
+
+
 @pytest.mark.parametrize("file", ["part-00000", "part-00000-56d13b3a-8c06-4187-9eb9-189e16aff010-c000.txt"])
 @pytest.mark.parametrize(
     ("found", "call"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +16,8 @@ JOIN_WITHIN_S = 0.5
 @dataclass
 class _Held:
     line: str
-    ranks: set[int]
+    number: int
+    ranks: set[int] = field(default_factory=set)
     since: float = field(default_factory=time.monotonic)
 
 
@@ -32,19 +36,24 @@ class AlikeLines:
 
     def __init__(self, show: Callable[[Sequence[int], str], None]) -> None:
         self._show = show
-        self._held: list[_Held] = []
+        self._held: deque[_Held] = deque()
+        self._alike: dict[str, list[_Held]] = {}
+        """The held lines by their text, so that a line costs the same however many are held."""
+        self._last: dict[int, int] = {}
+        """Number of the last line of each rank."""
+        self._numbers = itertools.count()
         self.num_ranks = 0
 
     def __call__(self, rank: int, line: str) -> None:
         """Take a line of a rank."""
+        alike = self._alike.setdefault(line, [])
         # A line joins only what comes after the last line of its rank.
-        last = max((index for index, held in enumerate(self._held) if rank in held.ranks), default=-1)
-        for held in self._held[last + 1 :]:
-            if held.line == line:
-                held.ranks.add(rank)
-                break
-        else:
-            self._held.append(_Held(line, {rank}))
+        index = bisect_right(alike, self._last.get(rank, -1), key=lambda held: held.number)
+        if index == len(alike):
+            alike.append(_Held(line, next(self._numbers)))
+            self._held.append(alike[index])
+        alike[index].ranks.add(rank)
+        self._last[rank] = alike[index].number
         self.show_due()
 
     def show_due(self, *, is_end: bool = False) -> None:
@@ -53,5 +62,9 @@ class AlikeLines:
         while self._held and (
             is_end or len(self._held[0].ranks) >= self.num_ranks > 0 or self._held[0].since <= due
         ):
-            held = self._held.pop(0)
+            held = self._held.popleft()
+            alike = self._alike[held.line]
+            alike.pop(0)
+            if not alike:
+                del self._alike[held.line]
             self._show(sorted(held.ranks), held.line)

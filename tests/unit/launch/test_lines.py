@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from sparkdl.launch import AlikeLines
 from sparkdl.launch import lines as module
 
@@ -34,6 +36,16 @@ def test_lines_of_a_rank_stay_in_their_order_and_a_repeated_line_is_shown_twice(
         lines(1, line)
     lines.show_due(is_end=True)
     assert shown == [([0], "a"), ([0, 1], "b"), ([0, 1], "a")]
+
+
+def test_a_line_costs_the_same_however_many_are_held_back():
+    lines, shown = showing(2)
+    begin = time.process_time()
+    for number in range(30_000):
+        lines(0, f"line {number}")
+    lines.show_due(is_end=True)
+    assert len(shown) == 30_000
+    assert time.process_time() - begin < 5  # it was a minute when each line was compared with all
 
 
 def test_a_line_that_others_do_not_print_is_shown_when_it_is_due(monkeypatch):

@@ -135,7 +135,8 @@ def _hang_of_waits(stalled: Mapping[int, list[Wait]], health: Mapping[int, RankH
             missing |= set(wait.ranks) - present
     first, waits = next(iter(stalled.items()))
     wait = waits[0]
-    waiting = f"{_has(stalled)} waited {wait.waited_s:.0f} s in {wait.operation} on {wait.communicator!r}"
+    alike = [rank for rank, waits in stalled.items() if _place_of(wait) in map(_place_of, waits)]
+    waiting = f"{_has(alike)} waited {wait.waited_s:.0f} s in {wait.operation} on {wait.communicator!r}"
     culprits = tuple(sorted(rank for rank in missing if rank not in health or not health[rank].waits))
     if culprits:
         return Hang(culprits=culprits, why=f"{waiting} for {name_ranks(culprits)}")
@@ -152,6 +153,10 @@ def _hang_of_waits(stalled: Mapping[int, list[Wait]], health: Mapping[int, RankH
         why=f"{waiting}, which all its ranks have called, and no data moves between them. Look at the network, and "
         "whether the ranks pass matching arguments",
     )
+
+
+def _place_of(wait: Wait) -> tuple[str, str]:
+    return wait.operation, wait.communicator
 
 
 def _has(ranks: Iterable[int]) -> str:

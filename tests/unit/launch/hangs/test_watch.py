@@ -50,6 +50,12 @@ def test_ranks_that_wait_for_each_other_are_all_culprits() -> None:
     assert hang.is_in_code
 
 
+def test_only_the_ranks_in_an_operation_are_said_to_wait_in_it() -> None:
+    health = {0: waiting(0, 1, on="world/a"), 1: waiting(0, 1, on="world/b"), 2: waiting(0, 1, 2)}
+    why = find_hang(health, LIMITS).why
+    assert why.startswith("rank 0 has waited 11 s in allreduce 'w' on 'world/a', and ranks 0-2 wait")
+
+
 def test_operation_that_all_ranks_have_called_hangs_because_of_the_network() -> None:
     hang = find_hang({0: waiting(0, 1), 1: waiting(0, 1)}, LIMITS)
     assert "no data moves between them" in hang.why

@@ -104,7 +104,7 @@ class StoreAccessError(DataError, StoreError):
 
 
 class SerializationError(SparkdlError, TypeError):
-    """Something that has to travel to the ranks, or be saved or exported, cannot; the message names it and says why.
+    """Something that has to travel to or from the ranks, or be saved or exported, cannot; the message says why.
 
     Make it where it is used, such as in the function that the ranks run, or define its class in a module.
     """

@@ -14,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import IO, Any
 
 from sparkdl.collective import Deadline
-from sparkdl.errors import ExecutorsLostError, LaunchError, SparkdlError
+from sparkdl.errors import ExecutorsLostError, LaunchError, SerializationError, SparkdlError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.launch.failures import raise_for_failures
 from sparkdl.launch.hangs.hang_error import hang_error
 from sparkdl.launch.hangs.watch import Hang, HangWatch
@@ -254,6 +256,13 @@ RESULTS_BYTES = 64 << 20
 """Results up to this size are assembled in memory, larger ones in a temporary file."""
 
 
+def _load_value(rank: int, file: IO[bytes]) -> Any:
+    what = f"The value that rank {rank} returned cannot be loaded on the driver"
+    remedy = "Install there what its classes need, or return numbers, arrays and tensors on the CPU."
+    with errors_as(SerializationError, what, remedy):
+        return pickle.load(file)  # noqa: S301 - as its caller says
+
+
 def collect(
     stage: Stage,
     received: list[Failure],
@@ -273,6 +282,7 @@ def collect(
             :func:`~sparkdl.spark.failures.explain_job`.
         RankError: if a rank failed; ``__cause__`` is the rank's exception, with the causes of that exception.
         HangError: if the tasks found that a rank hangs.
+        SerializationError: if the value of a rank cannot be loaded.
     """
 
     def fetch(kind: str, rank: int, load: Callable[[IO[bytes]], Any] = lambda file: file.read()) -> Any:
@@ -298,7 +308,7 @@ def collect(
         returned = ranks_with["result"]
         missing = sorted(set(range(stage.num_ranks)) - set(returned))
         if not missing:  # the rows came through Spark's own authenticated channels, or from our process
-            return [fetch("result", rank, pickle.load) for rank in returned]
+            return [fetch("result", rank, partial(_load_value, rank)) for rank in returned]
         failures = received + [
             Failure.from_json(fetch("failure", rank), pickled=fetch("error", rank))
             for rank in ranks_with["failure"]

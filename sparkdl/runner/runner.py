@@ -144,7 +144,8 @@ class Runner:
 
         Raises:
             ParamError: if an argument of the Runner has an invalid value, or there is no such script.
-            SerializationError: if the function or its arguments cannot be pickled; the message names them.
+            SerializationError: if the function or its arguments cannot be pickled; the message names them. Or if the
+                value of a rank cannot be loaded on the driver.
             LaunchError: if there is no Spark session, or the ranks cannot be started.
             RankError: if a rank fails; the error names the first failed rank, and ``__cause__`` is its exception.
             HangError: if a rank hangs; the error names the rank and where it was. The log has the stacks of all ranks.

@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def see_everything(first: int, *, second: int) -> dict[str, Any]:
         "communicator": (communicator.rank, communicator.world_size),
         "variables": [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")],
     }
+
+
+def value_of_a_module_of_this_process() -> Any:
+    module = sys.modules["only_here"] = ModuleType("only_here")
+    exec("class Value: pass", vars(module))
+    return module.Value()
 
 
 def initialize_torch_in_every_way() -> list[Any]:

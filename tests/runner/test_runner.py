@@ -88,6 +88,13 @@ def test_argument_that_cannot_be_pickled_is_named_as_the_user_passed_it():
         make_runner().run(print, lock=threading.Lock())
 
 
+def test_value_that_the_driver_cannot_load_is_said_to_be_the_value_of_its_rank():
+    with pytest.raises(
+        SerializationError, match="^The value that rank 0 returned cannot be loaded on the driver: Mod"
+    ):
+        make_runner().run_all(functions.value_of_a_module_of_this_process)
+
+
 def test_value_of_100_mib_is_returned_whole():
     num_bytes = (100 << 20) + 7
     assert len(make_runner(num_workers=1).run(functions.many_bytes, num_bytes)) == num_bytes

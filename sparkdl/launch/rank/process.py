@@ -29,7 +29,8 @@ import cloudpickle
 from sparkdl.collective import RendezvousClient, provide_communicator
 from sparkdl.collective.error_origin import Origin, origin_of
 from sparkdl.collective.job import RankJob
-from sparkdl.errors import CommunicatorError
+from sparkdl.errors import CommunicatorError, SerializationError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.launch.rank.context import RankContext
 from sparkdl.launch.rank.heartbeat import RankHeartbeat
 from sparkdl.launch.rank.stacks import RankStacks
@@ -177,23 +178,28 @@ class _ChunkWriter(io.RawIOBase):
         return len(view)
 
 
+_REMEDY = (
+    "Return numbers, arrays, tensors or a state_dict(); of a DistributedDataParallel its .module, and of a generator a "
+    "list."
+)
+
+
 def _send_result(task: MessageConnection, value: Any) -> None:
     writer = io.BufferedWriter(_ChunkWriter(task, "result"), buffer_size=CHUNK_BYTES)
-    cloudpickle.dump(value, writer)
+    with errors_as(SerializationError, "The value that the function returned cannot be pickled", _REMEDY):
+        cloudpickle.dump(value, writer)
     writer.flush()
     task.send({"kind": "returned"})
 
 
 _OF_LITTLE_MEMORY = re.compile(
-    "can't start new thread|can't allocate memory|Cannot allocate memory|std::bad_alloc"
+    "MemoryError|can't start new thread|can't allocate memory|Cannot allocate memory|std::bad_alloc"
 )
 
 
 def _advice(error: BaseException) -> str:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and (
-        isinstance(error, MemoryError) or _OF_LITTLE_MEMORY.search(error_text(error))
-    ):
+    if limit != resource.RLIM_INFINITY and _OF_LITTLE_MEMORY.search(error_text(error)):
         return (
             f". The address space of this process is limited to {limit / 2**30:.1f} GiB, in Spark by "
             "spark.executor.pyspark.memory: raise that setting or leave it out"

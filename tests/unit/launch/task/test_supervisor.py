@@ -170,7 +170,7 @@ def test_line_without_an_end_arrives_in_parts() -> None:
 
 def test_value_that_cannot_be_pickled_is_a_failure() -> None:
     failure = failure_of(lambda context: threading.Lock())
-    assert "cannot pickle" in failure.error
+    assert "The value that the function returned cannot be pickled: TypeError: cannot pickle" in failure.error
 
 
 def test_exit_without_a_value_is_a_failure_with_the_last_lines_and_no_loss() -> None:

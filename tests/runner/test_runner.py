@@ -81,6 +81,12 @@ def test_a_failing_rank_is_named_with_its_exception():
     assert "fail_on" in caught.value.traceback_text
 
 
+def test_error_with_the_undecodable_name_of_a_file_arrives_as_it_is():
+    with pytest.raises(RankError, match="LookupError: no row in caf\\udce9.csv") as caught:
+        make_runner().run(functions.look_in, "caf\udce9.csv")
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
 def test_argument_that_cannot_be_pickled_is_named_as_the_user_passed_it():
     with pytest.raises(SerializationError, match="^argument 1 cannot be pickled"):
         make_runner().run(print, 1, threading.Lock())

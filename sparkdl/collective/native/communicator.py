@@ -124,6 +124,8 @@ class NativeCommunicator(Communicator):
 
     def abort(self, reason: str) -> None:
         """See the contract."""
+        # The texts of a program's errors may have lone surrogates, such as those of file names; UTF-8 has none.
+        reason = reason.encode(errors="backslashreplace").decode()
         self._core.abort(reason)
         self._messages.abort(reason)
 

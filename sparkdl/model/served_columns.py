@@ -2,7 +2,7 @@
 
 Runs wherever a model is served; imports neither mlflow nor Spark nor Arrow. Values that the dtype of the training
 cannot hold raise an error, and so do timestamps without a time zone if the training had instants, and
-those with one if it had clock times. Spark's
+those with one if it had clock times or dates. Spark's
 ``toPandas()`` and pandas UDFs make such timestamps of instants, in the session's time zone; when its clock is put back,
 two instants have one clock time. pandas treats None, NaN, NA and NaT alike as missing values, and a null in JSON
 becomes one of them.
@@ -152,6 +152,10 @@ def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> n
     kind = column.element[0] if column.kind == "ragged" else column.kind
     if isinstance(value, np.ndarray | np.datetime64) and value.dtype.kind == "M":
         value = value.astype("datetime64[us]")  # as objects, nanoseconds would be integers
+    if isinstance(
+        value, bytearray | memoryview
+    ):  # an array of its bytes, to NumPy; toPandas() makes bytearrays
+        value = bytes(value)
     try:
         row = rectangular_array(value) if kind in ("number", "image") else np.asarray(value, object)
     except ValueError as error:
@@ -168,14 +172,32 @@ def _array(value: Any, column: Column, index: int, allow_nan: bool = False) -> n
 def _to_dtype(values: npt.NDArray[np.object_], column: Column) -> npt.NDArray[Any]:
     """Values that are not numbers in the dtype of the column."""
     kind, dtype = column.element if column.kind == "ragged" else (column.kind, column.dtype)
-    if kind != "timestamp":
+    if kind not in ("date", "timestamp"):
         return values.astype(dtype)
-    micros = [_microseconds(value, column) for value in values.flat]
-    return np.array(micros, np.int64).view(dtype).reshape(values.shape)
+    to_number = _days if kind == "date" else _microseconds
+    numbers = [to_number(value, column) for value in values.flat]
+    return np.array(numbers, np.int64).view(dtype).reshape(values.shape)
 
+
+def _days(value: Any, column: Column) -> int:
+    """A date as days since 1970. No numbers: pandas and JavaScript write milliseconds, Arrow and NumPy days."""
+    if isinstance(value, int | float | np.number):
+        raise DataError(
+            f"Column {column.name!r} holds {value!r}, which is not a date. Give one as '2026-01-31'."
+        )
+    days, rest = divmod(_microseconds(value, column), _MICROSECONDS_OF_DAY)
+    if rest:
+        raise DataError(
+            f"Column {column.name!r} holds {value!r}, and the model was trained on dates: give that without the time."
+        )
+    return days
+
+
+_MICROSECONDS_OF_DAY = 24 * 60 * 60 * 10**6
 
 _ISO_TIME = re.compile(
-    r"(\d+-\d\d-\d\d[T ]\d\d(?::?\d\d(?::?\d\d(?:\.\d+)?)?)?)(?:(Z)|([+-]\d\d):?(\d\d)?)?", re.IGNORECASE
+    r"(\d{4}-\d\d-\d\d(?:[T ]\d\d(?::?\d\d(?::?\d\d(?:\.\d+)?)?)?)?)(?:(Z)|([+-]\d\d):?(\d\d)?)?",
+    re.IGNORECASE,
 )
 _EPOCH = datetime(1970, 1, 1)
 
@@ -199,7 +221,8 @@ def _microseconds(value: Any, column: Column) -> int:
     elif isinstance(moment, np.datetime64):
         has_zone, micros = False, int(moment.astype("datetime64[us]").astype(np.int64))
     else:
-        raise DataError(f"Column {column.name!r} holds {value!r}, which is not a timestamp.")
+        kind = "date" if "date" in (column.kind, *column.element) else "timestamp"
+        raise DataError(f"Column {column.name!r} holds {value!r}, which is not a {kind}.")
     if column.is_utc and not has_zone:
         raise DataError(
             f"Column {column.name!r} holds the clock time {value} without a time zone, and the model was trained on "
@@ -209,8 +232,8 @@ def _microseconds(value: Any, column: Column) -> int:
         )
     if has_zone and not column.is_utc:
         raise DataError(
-            f"Column {column.name!r} holds the instant {value}, and the model was trained on clock times without a "
-            "time zone. Give the time that the clock showed, without its zone."
+            f"Column {column.name!r} holds the instant {value}, and the model was trained on clock times or dates, "
+            "which have no time zone. Give what clock or calendar showed, without the zone."
         )
     return micros
 
@@ -219,7 +242,7 @@ def _parse(text: str) -> Any:
     match = _ISO_TIME.fullmatch(text.strip())
     try:
         if match is None:
-            return np.datetime64(text.strip(), "us")
+            return text
         moment = np.datetime64(match[1].replace(" ", "T"), "us").item()
         if match[2] is None and match[3] is None:
             return moment

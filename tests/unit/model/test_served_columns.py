@@ -206,7 +206,72 @@ def test_nanoseconds_are_rounded_down_as_in_training():
     assert to_column_dtype(stamps.dt.tz_localize("UTC"), INSTANTS).astype(np.int64).tolist() == [-1, 1]
 
 
-@pytest.mark.parametrize("value", ["noon", 0.5, True, b"2026", "2026-13-01T00:00:00Z", math.inf, 2**63])
-def test_what_is_no_timestamp_is_an_error(value):
+NO_TIMES = [
+    "noon",
+    "now",
+    "NaT",
+    "",
+    "2026",
+    "20260131",
+    0.5,
+    True,
+    b"2026",
+    "2026-13-01T00:00:00Z",
+    math.inf,
+    2**63,
+]
+
+
+@pytest.mark.parametrize("column", [INSTANTS, CLOCK_TIMES], ids=["instants", "clock times"])
+@pytest.mark.parametrize("value", NO_TIMES)
+def test_what_is_no_timestamp_is_an_error(value, column):
     with pytest.raises(DataError, match="'t' holds .* is not a timestamp"):
-        to_column_dtype(pd.Series([value], dtype=object), INSTANTS)
+        to_column_dtype(pd.Series([value], dtype=object), column)
+
+
+DATES = Column(name="d", dtype="datetime64[D]", kind="date")
+DAY = np.datetime64("2026-01-31")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        date(2026, 1, 31),
+        datetime(2026, 1, 31),
+        pd.Timestamp(2026, 1, 31),
+        DAY,
+        "2026-01-31",
+        "2026-01-31T00:00:00",
+    ],
+    ids=repr,
+)
+def test_every_form_of_a_date_is_the_same_day(value):
+    found = to_column_dtype(pd.Series([value]), DATES)
+    assert found.dtype == "datetime64[D]"
+    assert found[0] == DAY
+    (days,) = to_column_dtype([[value, value]], ragged(None, element=("date", "datetime64[D]")))
+    assert days.tolist() == [date(2026, 1, 31)] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        *((value, "is not a date") for value in [*NO_TIMES[:-3], 20484, np.int64(20484), 1769817600000]),
+        ("2026-01-31T00:00:00Z", "holds the instant .* or dates, which have no time zone"),
+        (datetime(2026, 1, 31, tzinfo=EAST), "holds the instant"),
+        (pd.Timestamp("2026-01-31", tz="Asia/Tokyo"), "holds the instant"),
+        (datetime(2026, 1, 31, 18), "trained on dates: give that without the time"),
+    ],
+    ids=repr,
+)
+def test_what_may_be_another_day_is_no_date(value, message):
+    with pytest.raises(DataError, match=message):
+        to_column_dtype(pd.Series([value]), DATES)
+
+
+@pytest.mark.parametrize("make", [bytes, bytearray, memoryview])
+def test_bytes_may_be_a_bytearray(make):
+    column = Column(name="b", dtype="object", kind="binary")
+    assert to_column_dtype(pd.Series([make(b"PNG"), make(b"x")]), column).tolist() == [b"PNG", b"x"]
+    with pytest.raises(DataError, match="1 values"):
+        to_column_dtype([make(b"\1\2")], number("float32", (2,)))

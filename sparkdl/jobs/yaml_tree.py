@@ -220,15 +220,17 @@ def apply_overrides(job: JobEntry, overrides: Sequence[Override]) -> JobEntry:
         JobFileError: if an override has a key below a value that is not a mapping.
     """
     for override in overrides:
-        for other in _other_sources(override.path):
+        for other in _other_sources(override):
             job = _with(job, other, Override(other, JobEntry(None, override.entry.position)))
         job = _with(job, override.path, override)
     return job
 
 
-def _other_sources(path: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _other_sources(override: Override) -> list[tuple[str, ...]]:
     """Return the paths of the other sources of rows, if the override sets one."""
-    if path[:-1] not in (("data",), ("data", "test"), ("predict",)) or path[-1] not in SOURCES:
+    path = override.path
+    is_source = path[:-1] in (("data",), ("data", "test"), ("predict",)) and path[-1] in SOURCES
+    if not is_source or override.entry.value is None:
         return []
     return [(*path[:-1], kind) for kind in SOURCES if kind != path[-1]]
 

@@ -162,6 +162,14 @@ def test_one_source_of_rows_replaces_another() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "arguments", [("data.table=sales", "data.parquet="), ("data.parquet=", "data.table=sales")]
+)
+def test_removing_a_source_of_rows_leaves_the_other(arguments: tuple[str, ...]) -> None:
+    after = changed(*arguments)["data"]
+    assert {key: value for key, value in after.items() if value} == {"table": "sales", "validation": 0.2}
+
+
 def test_last_argument_wins() -> None:
     assert changed("epochs=3", "epochs=4")["params"]["epochs"] == 4
 

@@ -176,7 +176,7 @@ def code_files(job: TrainingJob | PredictionJob) -> list[Path]:
     """Return the files and folders of code: those under ``code``, and the imported ones beside the job file.
 
     Raises:
-        JobFileError: if a path under ``code`` does not exist, or is not Python code.
+        JobFileError: if a path under ``code`` does not exist, or is not Python code, or two have one name.
     """
     files = list(job.code)
     for path in job.code:
@@ -195,7 +195,15 @@ def code_files(job: TrainingJob | PredictionJob) -> list[Path]:
                 for path in (folder / f"{top}.py", folder / top)
                 if path.is_file() or (path / "__init__.py").is_file()
             ]
-    return list(dict.fromkeys(path.resolve() for path in files))
+    by_name: dict[str, Path] = {}
+    for path in map(Path.resolve, files):
+        other = by_name.setdefault(path.name, path)
+        if other != path:
+            raise JobFileError(
+                f"{job.file}: {other} and {path} are both code of this job. On the ranks the second would replace the "
+                "first, as they have one name. Rename one of them."
+            )
+    return list(by_name.values())
 
 
 @contextmanager

@@ -37,6 +37,18 @@ def test_invalid_code_paths_are_named(tmp_path, name, message):
         code_files(read(tmp_path, f"code=[{name}]"))
 
 
+def test_two_files_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shared.py").touch()
+    with pytest.raises(
+        JobFileError, match=r"a/shared.py and .*b/shared.py are both code .* Rename one of them"
+    ):
+        code_files(read(tmp_path, "code=[a/shared.py, b/shared.py]"))
+    job = read(tmp_path, "code=[my_nets.py, a/shared.py, a/../a/shared.py]")
+    assert code_files(job) == [tmp_path / "my_nets.py", tmp_path / "a" / "shared.py"]
+
+
 def test_another_version_of_the_code_has_another_digest(tmp_path):
     job = read(tmp_path)
     folder = tmp_path / "losses"

@@ -327,13 +327,20 @@ def label_of(dataset: DataFrame, name: str, output: ModelOutput) -> Column:
     It is null for NaN, and for a number below 0 where the classes are numbered, as losses ignore it.
 
     Raises:
-        DataError: if the column holds strings, and the model predicts numbers.
+        DataError: if the column holds strings, and the model predicts numbers; or arrays.
     """
+    type_ = dataset.schema[name].dataType
+    stored = stored_type(type_)
+    if stored is not None and stored[2]:
+        raise DataError(
+            f"Column {name!r} holds {type_.simpleString()}, and the model predicts one class or one number per row. "
+            "Make one of each array; of one-hot labels it is the position of the 1."
+        )
     kind = value_type(output)
     label = F.col(quote(name)).cast(kind)
     if kind != "double":
         return label
-    if stored_type(dataset.schema[name].dataType) == ("string", "object", 0):
+    if stored == ("string", "object", 0):
         remedy = (
             "Cast the column to a number."
             if output.kind == "value" or output.classes is not None

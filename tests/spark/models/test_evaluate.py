@@ -132,6 +132,8 @@ def test_rows_without_label_do_not_count_and_unknown_labels_are_errors_of_the_mo
         for measure in (measured.evaluate, measured.featureImportances):
             with pytest.raises(DataError, match="'letter' holds strings, .*(labels=|Cast the column)"):
                 measure(rows)
+        with pytest.raises(DataError, match=r"'features' holds array<double>, .* position of the 1"):
+            measured.copy({measured.labelCol: "features"}).evaluate(rows)
     of_strings = model.copy({model.labelCol: "number"})
     with pytest.raises(DataError, match="none of the 3 classes"):
         of_strings.featureImportances(rows)

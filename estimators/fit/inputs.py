@@ -164,20 +164,24 @@ def vector_dtype(module: nn.Module) -> str:
 
 
 def check_row_weights(dataset: ParquetDataset, name: str) -> None:
-    """Check that a column holds finite numbers of at least 0, and not only zeros. Reads the column.
+    """Check that a column holds finite numbers of at least 0, and not only zeros, in float32. Reads the column.
 
     Raises:
         DataError: if it does not; the message names the column and what it holds.
     """
     has_weight = False
     for values in stored_values(dataset, name):
-        weights = values.astype(np.float64)
+        with np.errstate(over="ignore"):
+            weights = values.astype(np.float32)  # as they enter the loss
         bad = ~np.isfinite(weights) | (weights < 0)
         if bad.any():
-            raise row_weights_error(f"column {name!r} holds {weights[bad][0]}{and_more(bad)}")
+            size = ", too large for float32" if np.isinf(weights[bad][0]) else ""
+            raise row_weights_error(f"column {name!r} holds {values[bad][0]}{and_more(bad)}{size}")
         has_weight = has_weight or bool((weights > 0).any())
     if not has_weight:
-        raise DataError(f"Every weight in column {name!r} is 0, so no row would count.")
+        raise DataError(
+            f"Every weight in column {name!r} is 0, or too small for float32, so no row would count."
+        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 from functools import partial
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from sklearn.metrics import log_loss
@@ -15,6 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
+from sparkdl.data import scan_dataset
 from sparkdl.errors import DataError, ParamError, ShardingError
 from sparkdl.estimators import Callback
 from sparkdl.estimators.fit.checkpoints import with_checkpoints
@@ -304,3 +307,17 @@ def test_value_error_of_a_metric_is_a_warning_unless_all_rows_were_tried(dataset
     assert warning.startswith("After the first 16 of 37 rows: Metric 'm' failed: ValueError")
     with pytest.raises(ParamError, match="first 37 rows. Metric 'm' failed: ValueError"):
         prepare_fit(make_estimator(metrics=metrics), dataset)
+
+
+@pytest.mark.parametrize(
+    ("factor", "message"),
+    [
+        (1e-46, "'weight' is 0, or too small for float32"),
+        (1e39, "'weight' holds 1e.39 .*, too large for float32"),
+    ],
+)
+def test_weights_that_float32_does_not_hold_are_refused(tmp_path, factor, message):
+    table = pa.table({"x": [[1.0] * 4] * 3, "y": [0, 1, 2], "weight": [factor] * 3})
+    pq.write_table(table, tmp_path / "part-0.parquet")
+    with pytest.raises(DataError, match=message):
+        prepare_fit(make_estimator(weightCol="weight"), scan_dataset(str(tmp_path)))

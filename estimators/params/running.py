@@ -343,7 +343,7 @@ class HasTracking(Params):
     )
     experiment, getExperiment, setExperiment = optional(
         TypeConverters.toString,
-        "name of the MLflow experiment; default: the active experiment",
+        "name of the MLflow experiment, for fits without an active run; default: the active experiment",
         check=_check_filled,
     )
     runName, getRunName, setRunName = optional(

@@ -125,11 +125,8 @@ def _without_braces(pattern: str) -> list[str]:
 
 
 def _paths_below(location: Location) -> list[str]:
-    location.filesystem.invalidate_cache()  # fsspec's cached listings lack what Spark has written since
     # If the location is a file, fsspec finds the file itself, whose path inside the folder is empty.
-    relative = (
-        str(path)[len(location.path) :].lstrip("/") for path in location.filesystem.find(location.path)
-    )
+    relative = (path[len(location.path) :].lstrip("/") for path in location.find_files())
     return sorted(path for path in relative if path)
 
 
@@ -138,7 +135,7 @@ def _data_files(paths: Sequence[str]) -> list[str]:
 
 
 def _is_private(path: str) -> bool:
-    return any(part.startswith(("_", ".")) for part in path.split("/"))
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in path.split("/"))
 
 
 def _no_files_error(location: Location, url: str) -> DataError:
@@ -217,9 +214,9 @@ def scan_dataset(
 
     Args:
         url: URL of the folder. Files and folders whose name begins with ``_`` or ``.`` are left out, as in
-            Spark.
+            Spark, except folders of a partition column such as ``_day=7``.
         columns: names of the columns to describe; by default all.
-        shapes: known shapes of array columns, by name. Other shapes are taken from the first row, and a row of another
+        shapes: known shapes of array columns, by name. Other shapes are taken from the first list, and a row of another
             shape is an error when it is read. None stands for a length that differs from row to row; such a
             column is fed as one array per row.
         paths: paths of the files inside the folder, in the order of their rows; by default all files, by name.
@@ -239,7 +236,9 @@ def scan_dataset(
     if not paths:
         raise DataError(f"No files of {url} were given; name at least one in paths.")
     with ThreadPoolExecutor(min(_NUM_THREADS, len(paths))) as pool:
-        footers = list(pool.map(lambda path: _read_footer(location, path), paths))
+        all_footers = list(pool.map(lambda path: _read_footer(location, path), paths))
+    # Writers that find types in the values, as pandas does, give a file without rows other types, or no columns.
+    footers = [footer for footer in all_footers if any(footer.num_rows)]
     row_groups = tuple(
         RowGroup(path=footer.path, index=index, num_rows=num_rows)
         for footer in footers
@@ -263,8 +262,8 @@ def _read_footer(location: Location, path: str) -> _Footer:
         schema = metadata.schema.to_arrow_schema()
     except FileNotFoundError as error:
         raise FileVanishedError(
-            f"The Parquet file {where} was there when the folder was listed, and is gone now. Wait "
-            "until the program that writes to the folder is done."
+            f"There is no Parquet file {where}. Fix its name if you gave it; if it was removed while the folder was "
+            "listed, wait until the program that writes to the folder is done."
         ) from error
     except Exception as error:
         why = describe_reading_failure(error)

@@ -6,6 +6,7 @@ where fsspec's plugins and Spark look for them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -23,7 +24,7 @@ from sparkdl.errors import ParamError, StoreError
 from sparkdl.foreign_errors import explain_failure, how_to_install
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _logger = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class Location:
             self._remove_quietly(aside)
             raise
         try:
-            old = [path for path in self._files() if not path.startswith(f"{aside}/")]
+            old = [path for path in self.find_files() if not path.startswith(f"{aside}/")]
             final = f"{self.path}/{last}"
             for path in sorted(old, key=lambda path: path != final):  # the file that makes it complete first
                 self.filesystem.rm_file(path)
@@ -187,15 +188,26 @@ class Location:
 
     def fetch_folder(self, folder: Path) -> None:
         """Copy all files of this place into a local folder."""
-        self.filesystem.invalidate_cache()
-        for path in self._files():
+        for path in self.find_files():
             local = folder / path[len(self.path) + 1 :]
             local.parent.mkdir(parents=True, exist_ok=True)
             self.filesystem.get_file(path, str(local))
 
-    def _files(self) -> list[str]:
-        # Some tools mark the folders of an object store by files whose names end with a slash.
-        return [str(path) for path in self.filesystem.find(self.path) if not str(path).endswith("/")]
+    def find_files(self) -> list[str]:
+        """Return the paths of all files below this folder, sorted, or of this file; as Spark, also those behind links.
+
+        fsspec leaves out what is behind a link to a local folder, and local folders that may not be listed.
+
+        Raises:
+            OSError: if a folder cannot be listed. A folder that does not exist has no files.
+        """
+        self.filesystem.invalidate_cache()  # fsspec's cached listings lack what Spark has written since
+        if not self.is_local:
+            # Some tools mark the folders of an object store by files whose names end with a slash.
+            return [str(path) for path in self.filesystem.find(self.path) if not str(path).endswith("/")]
+        if os.path.isfile(self.path):
+            return [self.path]
+        return sorted(_files_below(self.path, frozenset()))
 
     def rename(self, path: str, to: str) -> None:
         """Rename a file or folder of this filesystem."""
@@ -211,6 +223,22 @@ class Location:
                 self.filesystem.rm(path, recursive=True)
         except Exception as error:
             _logger.warning("%s is no longer needed, and could not be removed: %s", self.name_of(path), error)
+
+
+def _files_below(folder: str, above: frozenset[str]) -> Iterator[str]:
+    """Yield the files below a local folder; ``above`` has the real paths of the folders that lead to it."""
+    real = os.path.realpath(folder)
+    if real in above:
+        raise OSError(errno.ELOOP, "A symbolic link leads back to a folder above it", folder)
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir():
+            yield from _files_below(entry.path, above | {real})
+        else:
+            yield entry.path
 
 
 def open_location(url: str) -> Location:

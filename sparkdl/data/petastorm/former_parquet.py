@@ -7,6 +7,7 @@ The filters of the former ``ParquetDataset`` select which partition folders are 
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -208,7 +209,9 @@ class FormerParquetDataset:
         self, level: int, folder: str, keys: tuple[tuple[str, int], ...]
     ) -> Iterator[ParquetDatasetPiece]:
         assert self.partitions is not None
-        _, folders, names = next(iter(self.fs.walk(folder)))
+        # Of the two, only os.walk counts links to folders as folders.
+        walk = os.walk if isinstance(self.fs, LocalFileSystem) else self.fs.walk
+        _, folders, names = next(iter(walk(folder)))
         files = []
         for name in names:
             if name.endswith("_common_metadata"):

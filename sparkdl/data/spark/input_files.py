@@ -140,9 +140,7 @@ def state_below(url: str) -> str | None:
     None if there are no files, for a pattern, or if the filesystem does not report when a file was written.
     """
     location = open_location(url)
-    location.filesystem.invalidate_cache()
-    paths = sorted(map(str, location.filesystem.find(location.path)))
-    states = [_state(location, path) for path in paths]
+    states = [_state(location, path) for path in location.find_files()]
     return None if not states or None in states else "\n".join(map(str, states))
 
 

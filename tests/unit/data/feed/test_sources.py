@@ -12,7 +12,7 @@ import pytest
 
 from sparkdl.data import ParquetFeed, scan_dataset
 from sparkdl.data.feed.sources import find_dataset
-from sparkdl.errors import DataError, ParamError
+from sparkdl.errors import DataError, FileVanishedError, ParamError
 
 
 @pytest.fixture
@@ -61,6 +61,40 @@ def test_error_for_a_source_without_parquet_files_says_what_is_there_instead(
         with pytest.raises(DataError, match=message):
             read(f"{folder.parent}/{name}")
     assert scan_dataset(f"{folder.parent}/others", paths=["part-0"]).num_rows == 10
+
+
+def ids_in(source: Path) -> list[int]:
+    with ParquetFeed(source, batch_size=7, shuffle=False) as feed:
+        return [number for batch in feed for number in batch["x"].tolist()]
+
+
+def test_rows_behind_links_and_in_partition_folders_of_any_name_are_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    for subfolder in ("_year=1/_day=2", ".hidden", "_hidden"):
+        (table / subfolder).mkdir(parents=True)
+        os.link(folder / "p0.parquet", table / subfolder / "a.parquet")
+    (table / "link").symlink_to(folder)
+    (table / "z.parquet").symlink_to(folder / "p1.parquet")
+    assert ids_in(table) == [*range(10), *range(20), *range(10, 20)]
+
+
+def test_a_folder_below_a_source_that_cannot_be_listed_is_an_error(folder: Path) -> None:
+    (folder / "again").symlink_to(folder)
+    with pytest.raises(DataError, match="symbolic link leads back"):
+        scan_dataset(str(folder))
+
+
+def test_a_file_without_rows_may_have_other_columns(folder: Path) -> None:
+    pq.write_table(pa.table({}), folder / "a.parquet")
+    pq.write_table(pa.table({"x": pa.nulls(0)}), folder / "p00.parquet")
+    assert ids_in(folder) == [*range(20)]
+
+
+def test_a_named_file_that_does_not_exist_is_named(folder: Path) -> None:
+    with pytest.raises(FileVanishedError, match=r"There is no Parquet file .*/p7\.parquet. Fix its name"):
+        scan_dataset(str(folder), paths=["p7.parquet"])
 
 
 @pytest.mark.parametrize("name", ["nowhere", "rows/p0.parquet"])

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.data import ParquetDataset
-from sparkdl.data.petastorm.former_parquet import accepts
+from sparkdl.data.petastorm.former_parquet import FormerParquetDataset, accepts
 from tests.unit.data.petastorm.unischema_folders import write_scenes
 
 WriteDataset = Callable[[Sequence[Sequence[int]]], ParquetDataset]
@@ -111,3 +113,15 @@ def test_partition_filter_with_an_unsuitable_value_is_an_error() -> None:
         accepts([("day", "in", 1)], {"day": 1})
     with pytest.raises(ValueError, match="Unknown filter operator"):
         accepts([("day", "like", "1")], {"day": 1})
+
+
+def test_folders_behind_links_are_visited(tmp_path: Path) -> None:
+    for name in ("table/k=1", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(pa.table({"x": [1]}), tmp_path / name / "a.parquet")
+    (tmp_path / "table" / "k=2").symlink_to(tmp_path / "elsewhere")
+    pieces = FormerParquetDataset(str(tmp_path / "table")).pieces
+    assert [piece.path.removeprefix(str(tmp_path)) for piece in pieces] == [
+        "/table/k=1/a.parquet",
+        "/table/k=2/a.parquet",
+    ]

@@ -82,10 +82,21 @@ def is_list(arrow_type: pa.DataType) -> bool:
     )
 
 
+_VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
+"""Types of Arrow's newer layouts, which DataFusion writes, by their names: pyarrow 15 and older do not have them."""
+
+
 def plain_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Return a type without dictionaries, which Arrow uses for pandas' categories."""
+    """Return the type in which the values are stored: without dictionaries (categories of pandas), views, extensions.
+
+    Extensions are UUID and JSON of DuckDB, tensors of Arrow, and those that other libraries have registered.
+    """
     if pa.types.is_dictionary(arrow_type):
-        return arrow_type.value_type
+        return plain_type(arrow_type.value_type)
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return plain_type(arrow_type.storage_type)
+    if str(arrow_type) in _VIEWS:
+        return _VIEWS[str(arrow_type)]
     if not is_list(arrow_type) or (element := plain_type(arrow_type.value_type)) == arrow_type.value_type:
         return arrow_type
     if pa.types.is_large_list(arrow_type):
@@ -94,7 +105,7 @@ def plain_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values: without dictionaries, and with one type for both widths of offsets.
+    """Return the type of a column's values: the stored one, and with one type for both widths of offsets.
 
     pandas 3 and polars write ``large_string`` where pandas 2 and Spark write ``string``.
     """
@@ -113,7 +124,7 @@ def value_type(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def plain_columns(table: pa.Table, names: Sequence[str] | None) -> pa.Table:
-    """Return the columns of these names, or all if that is None, with dictionaries decoded; missing ones are left out.
+    """Return the columns of these names, or all if that is None, in plain types; missing ones are left out.
 
     Asked for a column ``y.prev``, Arrow also reads the field ``prev`` of a column ``y``.
     """
@@ -169,12 +180,13 @@ def content_leaf(arrow_type: pa.DataType) -> int:
 
 
 def shape_of_first_row(array: pa.ChunkedArray) -> tuple[int, ...]:
-    """Return the lengths of the lists in the first row, outermost first; a scalar has ``()``."""
-    values = array.slice(0, 1).combine_chunks()
+    """Return the lengths of the first lists that are not null, outermost first; 0 for none. A scalar has ``()``."""
+    values = array.combine_chunks()
     shape: list[int] = []
     while is_list(values.type):
-        values = values.flatten() if not shape else values.slice(0, 1).flatten()
-        shape.append(len(values))
+        values = values.drop_null()
+        shape.append(len(values.slice(0, 1).flatten()))
+        values = values.flatten()
     return tuple(shape)
 
 
@@ -345,7 +357,7 @@ def _flatten(values: pa.Array, level: int, column: Column, remedy: LengthRemedy 
     if values.null_count and column.takes_nulls:
         places = np.full((len(values), length), -1)
         is_valid = _primitive_to_numpy(values.is_valid(), "bool")
-        places[is_valid] = np.arange(is_valid.sum() * length).reshape(-1, length)
+        places[is_valid] = np.arange(is_valid.sum() * length).reshape(is_valid.sum(), length)
         inner = _flatten(values.drop_null(), level, column, remedy)
         return inner.take(pa.array(places.reshape(-1), mask=places.reshape(-1) < 0))
     _check_no_nulls(values, column)

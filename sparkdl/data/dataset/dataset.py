@@ -98,6 +98,8 @@ class Column:
                 f"Column {self.name!r} holds {held} values, and the value for nulls, {value!r}, is not such a value. "
                 "Give a value that the column can hold, or None for NaN, NaT or None."
             )
+        elif self.kind == "number":
+            value = np.dtype(dtype).type(value).item()  # 0 for a boolean is False
         return replace(self, dtype=dtype, takes_nulls=True, null_value=value)
 
     @property

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.dataset.arrow import (
     CHECKING,
+    SAMPLED_BYTES,
     content_leaf,
     describe_type,
     is_list,
@@ -168,6 +169,7 @@ def _no_files_error(location: Location, url: str) -> DataError:
 
 _NUM_THREADS = 16
 _BATCH_ROWS = 16
+_NUM_SEARCHED = 4096
 _BUFFER_BYTES = 1 << 20
 
 
@@ -306,8 +308,10 @@ def _describe_columns(
     unknown = [name for name, (_, _, depth) in described.items() if depth and name not in shapes]
     known = dict(shapes)
     if unknown:
-        table = _first_rows(location, first, unknown, 1, 1)
-        known.update({name: shape_of_first_row(table.column(name)) for name in unknown})
+        known.update(_first_shapes(_first_rows(location, first, unknown, 1, 1)))
+        nothing = [name for name in unknown if 0 in known[name]]
+        if nothing:  # they may be null in the first row
+            known.update(_first_shapes(_first_rows(location, first, nothing, _NUM_SEARCHED, SAMPLED_BYTES)))
     columns = [
         _describe_column(footers, name, kind, dtype, tuple(known[name]) if depth else ())
         for name, (kind, dtype, depth) in described.items()
@@ -316,6 +320,10 @@ def _describe_columns(
     return with_object_sizes(
         columns, partial(_first_rows, location, first), partial(footer.num_bytes, row_group=first.index)
     )
+
+
+def _first_shapes(table: pa.Table) -> dict[str, tuple[int, ...]]:
+    return {name: shape_of_first_row(table.column(name)) for name in table.column_names}
 
 
 def _check_shape(name: str, shape: Any, depth: int) -> None:

@@ -126,7 +126,7 @@ class ParquetFeed(Closing):
             ``{"features": ["a", "b"], "label": "y"}``. See ``transform`` for the meaning with a transform.
         shapes: lengths of the arrays at every level, by name of an array column in a folder of plain Parquet; None for
             a length that differs from row to row: ``{"tokens": (None,)}``. An array column that is not named must
-            have the lengths of its first row in every row.
+            have the lengths of its first list in every row.
         rank: rank of this process.
         world_size: number of ranks.
         batch_size: rows per batch and rank.

@@ -199,3 +199,22 @@ def test_columns_tell_instants_from_clock_times(tmp_path: Path) -> None:
     # As Spark writes instants, unless spark.sql.parquet.outputTimestampType says otherwise.
     pq.write_table(table.select(["clock"]), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
     assert scan_dataset(str(tmp_path)).column("clock").is_utc
+
+
+def test_views_and_extension_types_are_fed_as_what_they_store(tmp_path: Path) -> None:
+    types = [
+        (pa.uuid(), pa.array([b"0123456789abcdef"] * 2, pa.binary(16))),
+        (pa.json_(), pa.array(['{"a": 1}', "[]"])),
+        (
+            pa.fixed_shape_tensor(pa.int16(), (2, 2)),
+            pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.int16(), 4)),
+        ),
+    ]
+    columns = {str(kind): pa.ExtensionArray.from_storage(kind, stored) for kind, stored in types}
+    columns["text"] = pa.array(["a", "a text that is not kept inline"], pa.string_view())
+    columns["bytes"] = pa.array([b"a", b"bytes that are not kept inline"], pa.binary_view())
+    pq.write_table(pa.table(columns), tmp_path / "part-0.parquet")
+    expected = [*(stored for _, stored in types), columns["text"], columns["bytes"]]
+    with ParquetFeed(str(tmp_path), batch_size=2, shuffle=False) as feed:
+        (batch,) = feed
+    assert [batch[name].tolist() for name in columns] == [stored.to_pylist() for stored in expected]

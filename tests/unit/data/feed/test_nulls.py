@@ -48,7 +48,7 @@ def fed(folder, nulls, **options):
 VALUES = {
     "double": (0.25, [1.5, 0.25, 3.0], "float64"),
     "int": (7, [1, 7, -3], "int32"),
-    "flag": (False, [True, False, False], "bool"),
+    "flag": (0, [True, False, False], "bool"),
     "text": ("none", ["a", "none", ""], "object"),
     "bytes": (b"-", [b"a", b"-", b""], "object"),
     "day": (DAY, [DAY] * 3, "datetime64[D]"),
@@ -119,3 +119,12 @@ def test_integers_that_would_become_equal_as_floats_are_an_error(tmp_path):
     assert fed(str(tmp_path), {"large": None})["large"].tolist() == [2.0**53, -(2.0**53)]
     with pytest.raises(DataError, match=r"'time' may hold nulls, .* up to 2\*\*53 .* Subtract a constant"):
         fed(str(tmp_path), {"time": None})
+
+
+def test_width_of_arrays_is_that_of_the_first_that_is_not_null(tmp_path):
+    lists = [None] * 300 + [[[1, 2], None, [3, 4]], [None, [5, 6], None]]
+    pq.write_table(pa.table({"x": pa.array(lists)}), tmp_path / "part-0.parquet")
+    with ParquetFeed(tmp_path, batch_size=400, shuffle=False, nulls={"x": 0}) as feed:
+        (batch,) = feed
+    assert batch["x"].shape == (302, 3, 2)
+    assert batch["x"][300:].tolist() == [[[1, 2], [0, 0], [3, 4]], [[0, 0], [5, 6], [0, 0]]]

@@ -207,11 +207,9 @@ def to_numpy(
         DataError: if there are nulls, lists of another length, elements of another type than that of the
             column, or timestamps outside the range of 64-bit microseconds.
     """
-    values = (
-        array.chunk(0)
-        if array.num_chunks == 1
-        else pa.concat_arrays(array.chunks or [pa.array([], array.type)])
-    )
+    if array.num_chunks > 1:  # which Arrow cannot join above 2 GiB of strings or binary
+        return np.concatenate([to_numpy(pa.chunked_array([chunk]), column, remedy) for chunk in array.chunks])
+    values = array.chunk(0) if array.num_chunks else pa.array([], array.type)
     num_rows = len(values)
     try:
         if column.kind in {"ragged", "image"}:

@@ -33,3 +33,21 @@ def test_columns_that_do_not_fit_a_matrix_are_refused() -> None:
             _native.join_columns([column, column], matrix)
     with pytest.raises(TypeError):
         _native.join_columns([column, column], np.zeros((2, 4), np.float32).T)
+
+
+def test_chunks_that_arrow_cannot_join_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(_: object) -> None:  # as above 2 GiB of strings
+        raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+
+    monkeypatch.setattr(pa, "concat_arrays", overflow)
+    values: dict[str, tuple[Column, list[object]]] = {
+        "text": (Column(name="text", dtype="object", kind="string"), ["a", "", "bc"]),
+        "pair": (Column(name="pair", dtype="int64", shape=(2,)), [[1, 2], [3, 4], [5, 6]]),
+        "flag": (Column(name="flag", dtype="bool"), [True, False, True]),
+    }
+    chunks = {name: pa.chunked_array([items[:1], items[1:]]) for name, (_, items) in values.items()}
+    layout = BlockLayout([column for column, _ in values.values()])
+    batch = layout.unpack(layout.pack(pa.table(chunks)))
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        name: items for name, (_, items) in values.items()
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from sparkdl.data.dataset.dataset import folder_values
 from sparkdl.data.dataset.footers import scan_dataset
 from sparkdl.data.spark.columns import array_depth, is_vector, stored_type, with_bytes
 from sparkdl.data.spark.input_files import input_files
@@ -44,6 +45,10 @@ def open_in_place(
         return None
     files = input_files(df)
     if files is None:
+        return None
+    # Of a column that is in the files as well, Spark takes the values of the folders.
+    partitions = {name.lower() for path in files.paths for name in folder_values(f"{files.folder}/{path}")}
+    if not partitions.isdisjoint(map(str.lower, names)):
         return None
     depths = {field.name: array_depth(field.dataType) for field in fields}
     unknown = {name: (None,) * depth for name, depth in depths.items() if depth}

@@ -8,6 +8,7 @@ plain expressions of their columns counts as unknown.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -84,7 +85,7 @@ def leaves_of(df: DataFrame) -> Leaves:
 
 
 def is_parquet_read(df: DataFrame) -> bool:
-    """Whether a DataFrame reads Parquet files and at most leaves columns out; false if that is not known."""
+    """Whether a DataFrame reads Parquet files once and at most leaves columns out; false if that is not known."""
     if is_connect(df.sparkSession):
         return _is_parquet_read_of_connect(df)
     plan: Any = cast("Any", df)._jdf.queryExecution().optimizedPlan()
@@ -98,6 +99,7 @@ def is_parquet_read(df: DataFrame) -> bool:
         and leaf.catalogTable().isEmpty()
         # By the numbers of expressions: nothing was computed, cast or renamed.
         and plan.outputSet().subsetOf(leaf.outputSet())
+        and len(files := list(leaf.relation().location().inputFiles())) == len(set(files))
     )
 
 
@@ -293,7 +295,11 @@ def _is_parquet_read_of_connect(df: DataFrame) -> bool:
             if expression.unresolved_attribute.unparsed_identifier not in (name, quote(name)):
                 return False
         relation = relation.project.input
-    return bool(relation.read.data_source.format.lower() == "parquet" and relation.read.data_source.paths)
+    source = relation.read.data_source
+    folders = sorted(f"{path.rstrip('/')}/" for path in source.paths)
+    are_apart = not any(inner.startswith(outer) for outer, inner in itertools.pairwise(folders))
+    has_pattern = len(folders) > 1 and any(set(path) & set("*?[{") for path in folders)
+    return bool(source.format.lower() == "parquet" and folders and are_apart and not has_pattern)
 
 
 _INDEX = re.compile(r"Location: (\w+)")

@@ -80,6 +80,27 @@ def test_dataframe_that_is_more_than_a_choice_of_columns_is_copied(
     assert not materialize(simplified, ["x"], store).url.startswith(store.url)
 
 
+@pytest.mark.any_spark_will_do
+def test_files_that_spark_reads_twice_are_copied_with_all_rows(
+    spark: SparkSession, folder: Path, store: Store
+) -> None:
+    file = next(folder.glob("*.parquet"))
+    for paths, num_rows in (((folder, folder), 600), ((folder, file), 400)):
+        dataset = materialize(spark.read.parquet(*map(str, paths)), ["x"], store)
+        assert (dataset.num_rows, dataset.url.startswith(store.url)) == (num_rows, True)
+
+
+@pytest.mark.any_spark_will_do
+def test_partition_column_that_is_also_in_the_files_has_the_values_that_spark_gives(
+    spark: SparkSession, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "rows" / "x=7").mkdir(parents=True)
+    pq.write_table(pa.table({"x": pa.array([1, 2], pa.int32())}), tmp_path / "rows" / "x=7" / "a.parquet")
+    dataset = materialize(spark.read.parquet(str(tmp_path / "rows")), ["x"], store)
+    with ParquetFeed(dataset, batch_size=2) as feed:
+        assert [batch["x"].tolist() for batch in feed] == [[7, 7]]
+
+
 @pytest.mark.slow
 @pytest.mark.any_spark_will_do
 def test_further_dataframes_that_are_more_than_a_choice_of_columns_are_copied(

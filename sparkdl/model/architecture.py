@@ -218,7 +218,7 @@ class _StructurePickler(cloudpickle.Pickler):
         ] = []  # the id of an object that is freed while pickling could be that of another object
         self.tensors: dict[str, Tensor] = {}
 
-    def persistent_id(self, obj: Any) -> tuple[str, str, str, bool] | None:
+    def persistent_id(self, obj: Any) -> tuple[str, str, str, bool, dict[str, Any]] | None:
         if not _is_plain(obj) or (obj.is_meta and not self._with_meta):
             return None
         name = self._names.get(id(obj))
@@ -226,7 +226,7 @@ class _StructurePickler(cloudpickle.Pickler):
             name = self._names[id(obj)] = f"tensor:{len(self._kept)}"
             self._kept.append(obj)
         self.tensors[name] = obj.detach()
-        return _TAG, name, type(obj).__name__, bool(obj.requires_grad)
+        return _TAG, name, type(obj).__name__, bool(obj.requires_grad), vars(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, nn.Module) and is_parametrized(obj):
@@ -243,7 +243,7 @@ class _StructureUnpickler(pickle.Unpickler):
         self._made: dict[str, Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Tensor:
-        tag, name, kind, requires_grad = pid
+        tag, name, kind, requires_grad, attributes = pid
         if tag != _TAG or name not in self._tensors:
             raise SavedModelError(
                 f"The model's structure names the tensor {name!r}, and its weights hold no such tensor."
@@ -254,6 +254,7 @@ class _StructureUnpickler(pickle.Unpickler):
                 self._made[name] = nn.Parameter(tensor, requires_grad=requires_grad)
             else:
                 self._made[name] = tensor.requires_grad_(requires_grad)
+            vars(self._made[name]).update(attributes)  # such as one by which an optimizer's groups are made
         return self._made[name]
 
 

@@ -43,6 +43,8 @@ def tie_again(module: nn.Module, tied: Sequence[Sequence[str]]) -> None:
 def noting_replaced_parameters(module: nn.Module, by: str) -> Iterator[None]:
     """Remember the parameters that the code within replaces, if anything still refers to them afterwards.
 
+    New parameters get the attributes that the replaced ones had, such as one by which an optimizer's groups are made.
+
     Args:
         module: module whose parameters may be replaced.
         by: name of the function that replaces them, for the error.
@@ -63,7 +65,11 @@ def noting_replaced_parameters(module: nn.Module, by: str) -> Iterator[None]:
         for name, parameter in module.named_parameters()
         if isinstance(parameter, DTensor) or not is_traceable_wrapper_subclass(parameter)
     ]
+    attributes = {name: dict(vars(parameter)) for name, parameter in module.named_parameters()}
     yield
+    for name, values in attributes.items():
+        parameter = module.get_parameter(name)
+        vars(parameter).update({key: value for key, value in values.items() if key not in vars(parameter)})
     kept = {id(parameter) for parameter in module.parameters()}
     for name, reference in before:
         parameter = reference()

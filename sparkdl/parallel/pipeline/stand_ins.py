@@ -55,6 +55,7 @@ def untie(stage: nn.Module, tie: TiedParameter) -> None:
     """Give a stage a copy of a parameter that another stage of the same rank has, too."""
     shared = stage.get_parameter(tie.name)
     copy = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+    vars(copy).update(vars(shared))
     for name in tie.names:
         parent, _, last = name.rpartition(".")
         holder = dict(stage.named_modules()).get(parent)

@@ -94,6 +94,12 @@ def test_frozen_parameters_stay_frozen(tmp_path):
     assert loaded.bias.requires_grad
 
 
+def test_parameters_keep_their_attributes(tmp_path):
+    module = nn.Linear(4, 4)
+    module.weight.lr_scale = 0.5
+    assert reloaded(module, tmp_path / "model").weight.lr_scale == 0.5
+
+
 class Recurrent(nn.Module):
     """A module with a list of weights, in which torch replaces a parametrized weight by its last computed value."""
 

@@ -39,6 +39,13 @@ def test_hook_on_a_gradient_that_the_new_parameter_would_not_have_is_refused() -
         replace_weight(module)
 
 
+def test_new_parameter_has_the_attributes_of_the_replaced_one() -> None:
+    module = nn.Linear(2, 2)
+    module.weight.lr_scale = 0.5
+    replace_weight(module)
+    assert module.weight.lr_scale == 0.5
+
+
 def test_memory_of_a_replaced_parameter_is_free_at_once() -> None:
     module = nn.Linear(2, 2)
     before = weakref.ref(module.weight)

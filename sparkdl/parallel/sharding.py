@@ -116,7 +116,7 @@ def check_shardable(module: nn.Module) -> None:
     """Check that all parameters of a module can be divided.
 
     Raises:
-        ParamError: if one is a single number without dimensions, or an embedding renormalizes its rows.
+        ParamError: if one is a single number without dimensions or is complex, or an embedding renormalizes its rows.
     """
     for name, layer in module.named_modules():
         if getattr(layer, "max_norm", None) is not None and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
@@ -128,6 +128,13 @@ def check_shardable(module: nn.Module) -> None:
         if parameter.ndim == 0:
             raise ParamError(
                 f"{name!r} is a parameter without dimensions, which cannot be sharded. Give it the shape (1,)."
+            )
+        # Optimizers such as AdamW take view_as_real() of a part, which is wrong where parts differ in length.
+        if parameter.is_complex() and parameter.requires_grad:
+            raise ParamError(
+                f"{name!r} is a complex parameter, and optimizers such as AdamW would update its shards "
+                "wrongly. Make it a real one with torch.view_as_real, and call torch.view_as_complex in forward; or "
+                "train replicas (data in place of shard)."
             )
 
 

@@ -350,6 +350,9 @@ def check_what_cannot_be_sharded_so_is_refused() -> None:
     scaled.scale = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(ParamError, match="'scale' is a parameter without dimensions"):
         check_parts(scaled, Parallelism(shard=4).resolve(4), 8)
+    scaled.scale = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(ParamError, match="'scale' is a complex parameter"):
+        check_parts(scaled, Parallelism(shard=4).resolve(4), 8)
     layout = Parallelism(shard=4).lay_out()
     with pytest.raises(ParamError, match="stage"):
         shard(decoder(), layout, stage=4)

@@ -19,6 +19,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as F
 from torch import nn
 
+import sparkdl
 import sparkdl.horovod.torch as hvd
 from sparkdl import Runner
 from sparkdl.estimators import TorchEstimator
@@ -201,3 +202,4 @@ def test_examples_of_a_page_run(
     finally:
         hvd.shutdown()
         mlflow.set_registry_uri(registry)
+        sparkdl.autolog()  # tracking.md has fits log every tenth epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.cores import THREADS, chosen_threads
@@ -15,17 +16,19 @@ if TYPE_CHECKING:
 
 
 def active_session() -> SparkSession:
-    """Return the active Spark session of this thread.
+    """Return the active Spark session of this thread, or else the one that was created last, in any thread.
 
     Raises:
         LaunchError: if there is none.
     """
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise LaunchError("There is no active Spark session. Create one first, or pass it as spark=.")
-    return session
+    with suppress(PySparkRuntimeError):
+        session = SparkSession.active()
+        if not is_session_stopped(session):
+            return session
+    raise LaunchError("There is no active Spark session. Create one first, or pass it as spark=.")
 
 
 def is_connect(spark: SparkSession) -> bool:

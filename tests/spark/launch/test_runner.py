@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +47,13 @@ def test_a_script_that_no_executor_has_runs_on_all_ranks(spark: SparkSession, tm
     runner = Runner(num_workers=2, spark=spark, on_log=lambda *line: lines.append(line))
     assert runner.run(str(script), "a", b=1) is None
     assert sorted(lines) == [(rank, f"word ['a', '--b', '1'] {rank}", None) for rank in (0, 1)]
+
+
+@pytest.mark.slow_elsewhere
+@pytest.mark.no_cluster_needed
+def test_a_run_in_a_thread_uses_the_session_of_the_program(spark: SparkSession) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(Runner().run, len, "abc").result() == 3
 
 
 @pytest.mark.slow_elsewhere

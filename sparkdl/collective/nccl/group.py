@@ -267,6 +267,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
 
     def abort(self, reason: str) -> None:
         """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
+        reason = reason.encode(errors="backslashreplace").decode()  # as the communicator does
         self._core.abort(f"rank {self.rank} aborted: {reason}")
         self.communicator.abort(reason)
 

@@ -89,5 +89,6 @@ def test_examples_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     assert float(re.search(r"right: ([0-9.]+)", done.stdout)[1]) > 0.93
     shown = re.search(r"^print\(Runner.*  # (.*)$", examples[1], re.MULTILINE)[1]
     assert shown in done.stdout
-    assert "[rank 1] appears on the driver" in done.stderr
+    # Lines that ranks print alike within half a second are one line.
+    assert re.search(r"\[(rank 1|ranks 0-1)\] appears on the driver", done.stderr)
     assert (tmp_path / "digits-model").is_dir()

@@ -108,6 +108,9 @@ class ModelDistribution(ABC):
         """Apply the module to a batch without gradients. Collective if the module is divided."""
         return objective.evaluate(self.evaluated, batch)
 
+    def end_evaluation(self) -> None:  # noqa: B027  # sharded modules alone keep something
+        """Let the module have its own parameters again after :meth:`evaluate`."""
+
     def share_buffers(self, buffers: Iterable[Tensor]) -> None:
         """Broadcast rank 0's values of the buffers to all ranks. Collective."""
         if self.num_ranks > 1:
@@ -405,6 +408,17 @@ class DividedModel(ModelDistribution):
         from sparkdl.parallel import accumulated
 
         return accumulated(self.module) if self.num_averaged > 1 else nullcontext()
+
+    def end_evaluation(self) -> None:
+        """Let the module have its parts again: stages 1 and 2 keep gathered weights until a backward pass.
+
+        Changes of those by a callback would be lost.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        for layer in self.module.modules():
+            if isinstance(layer, FSDPModule):
+                layer.reshard()
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients so that their joint norm over all ranks is at most ``max_norm``. Collective."""

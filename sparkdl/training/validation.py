@@ -141,6 +141,7 @@ class Validation:
                                 metrics.add(evaluation, rows)
                             if self._distribution.counts_rows:
                                 losses.add(evaluation.term.mean, evaluation.term.weight)
+        self._distribution.end_evaluation()
         own_loss = float(losses.total)  # waits for the device
         values, (total, all_weight, seconds) = metrics.close(
             self._communicator, own_loss, losses.weight, time.perf_counter() - started

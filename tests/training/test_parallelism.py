@@ -320,6 +320,23 @@ def test_buffers_of_later_stages_are_kept_when_a_fit_resumes_without_a_pipeline(
     assert resumed[0] == resumed[1] > 0
 
 
+class ZeroAtTheEnd(Callback):
+    def on_epoch_end(self, context: FitContext) -> None:
+        with torch.no_grad():
+            for parameter in context.module.parameters():
+                parameter.zero_()
+
+
+def test_callbacks_change_the_weights_of_sharded_models_after_validation(rows):
+    def case(stage: int) -> tuple[TrainingSpec, Any]:
+        spec = make_spec(model=make_model(), batch_size=4, epochs=1, callbacks=(ZeroAtTheEnd(),))
+        parallelism = Parallelism(shard=2, sharding_stage=stage)
+        return with_split(dataclasses.replace(spec, parallelism=parallelism), rows, 0.2), rows
+
+    for outcome in run_ranks(2, train_all, [case(stage) for stage in (1, 2, 3)])[0]:
+        assert not any(weights.any() for weights in outcome.weights.values())
+
+
 def test_checkpoints_consist_of_parts_and_one_that_is_incomplete_or_changed_is_skipped(tmp_path, rows):
     def case(folder: Path) -> tuple[TrainingSpec, Any]:
         return dataclasses.replace(

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 # A process can hold one Spark session, so each kind of Spark is a part of its own. All other tests are one queue over two
-# processes. That queue and one part after the other of the rest run side by side; the C++ tests and their build come last.
+# processes. That queue and two parts of the rest run side by side, as tests wait for much; the C++ tests and their build come last.
 TEST_PARTS := test-without-spark test-spark-local test-spark-connect test-spark-cluster
 ALL_PARTS := $(TEST_PARTS) test-native
 
@@ -43,7 +43,7 @@ demo: setup
 	@$(BIN)/sparkdl demo
 
 test: setup
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 $(ALL_PARTS)
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 $(ALL_PARTS)
 
 test-without-spark: TESTS := tests --ignore=tests/spark --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test-spark-local test-spark-cluster test-spark-connect: TESTS = tests/spark --spark $(@:test-spark-%=%)

@@ -41,9 +41,10 @@ def test_demo_recognizes_at_least_97_of_100_digits_by_spark_and_by_mlflow(
 def test_demo_prints_its_progress_and_no_other_lines(done: subprocess.CompletedProcess[str]) -> None:
     lines = done.stderr.splitlines()
     assert [line for line in lines if re.match(r"epoch 20/20  loss 0\.\d+  [\d,]+ rows/s", line)], lines
-    assert lines[-1] == "Logging the model to MLflow"
+    assert lines[-2] == "Logging the model to MLflow"
+    assert lines[-1].startswith("MLflow run ")
     # The JVM itself writes the last one; no option silences it.
-    stages = ("Preparing ", "Writing ", "Starting 2 ranks", "epoch ", "Logging ")
+    stages = ("Preparing ", "Writing ", "Starting 2 ranks", "epoch ", "Logging ", "MLflow run ")
     allowed = (*stages, "WARNING: Using incubator modules")
     assert [line for line in lines if not line.startswith(allowed)] == []
 

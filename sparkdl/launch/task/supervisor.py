@@ -24,6 +24,8 @@ from typing import IO, TYPE_CHECKING, Any
 from sparkdl.closing import Closing
 from sparkdl.collective import Deadline
 from sparkdl.collective.job import RankJob
+from sparkdl.errors import LaunchError
+from sparkdl.foreign_errors import errors_as
 from sparkdl.launch.forkserver.forked_rank import ForkedRank
 from sparkdl.launch.forkserver.guard import describe_exit
 from sparkdl.launch.rank.stacks import StackFile, process_state
@@ -411,7 +413,7 @@ class RankSupervisor(Supervisor):
         # No more messages of the rank are received, so it would block, and the other ranks with it.
         self._failure = Failure(
             rank=self._rank,
-            error=f"its task could not process its output: {type(error).__name__}: {error}",
+            error=f"its task could not take what it sent: {type(error).__name__}: {error}",
             traceback="".join(traceback.format_exception(error)),
         )
         self._changed.set()
@@ -437,7 +439,14 @@ class RankSupervisor(Supervisor):
         elif header["kind"] == "event":
             self._on_event(header["event"])
         elif header["kind"] == "result":
-            self.result.write(body)
+            # A large result goes to a file.
+            with errors_as(
+                LaunchError,
+                f"the value that its function returned cannot be written to {tempfile.gettempdir()!r}",
+                "Free space there, or set TMPDIR to another folder.",
+                of=OSError,
+            ):
+                self.result.write(body)
         elif header["kind"] == "returned":
             self._returned.set()
             self._changed.set()

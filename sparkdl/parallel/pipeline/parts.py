@@ -64,7 +64,8 @@ def parts_of(module: nn.Module) -> PipelineParts:
     if located is not None:
         outside, model = located
         plan = [f"{outside}{name}" for name in model.pp_plan or ()]
-        lists = [name for name in plan if isinstance(module.get_submodule(name), nn.ModuleList)]
+        modules = dict(module.named_modules())  # the plans of some models name modules that they do not have
+        lists = [name for name in plan if isinstance(modules.get(name), nn.ModuleList)]
         if len(lists) == 1:
             prefix = lists[0].rpartition(".")[0]
             of_base = [name for name in plan if name.rpartition(".")[0] == prefix]

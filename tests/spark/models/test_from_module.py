@@ -341,7 +341,11 @@ def test_modules_and_arguments_that_do_not_fit_are_refused_with_what_to_do(spark
         (ParamError, "beside another", lambda: TorchModel.from_module(MeanOfRows(), example=rows)),
         (DataError, "does not fit the model", lambda: TorchModel.from_module(nn.Linear(3, 1), example=rows)),
         (DataError, "no such column", lambda: TorchModel.from_module(module, example=rows, featuresCol="x")),
-        (DataError, "no rows", lambda: TorchModel.from_module(module, example=rows, featuresCol="none")),
+        (
+            DataError,
+            "no row without a null",
+            lambda: TorchModel.from_module(module, example=rows, featuresCol="none"),
+        ),
     ]
     for kind, words, make in refused:
         with pytest.raises(kind, match=words):

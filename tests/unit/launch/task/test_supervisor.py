@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -160,6 +161,16 @@ def test_task_that_cannot_process_the_output_of_a_rank_ends_it() -> None:
 
     failure = failure_of(speak, on_event=refuse)
     assert "No space left on device" in failure.error
+
+
+def test_value_that_cannot_be_written_names_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rank_supervisor, "RESULT_BYTES", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    failure = failure_of(lambda context: b"1" * 2000)
+    assert f"the value that its function returned cannot be written to '{tmp_path}/gone'" in failure.error
+    assert "Free space there, or set TMPDIR" in failure.error
 
 
 def test_line_without_an_end_arrives_in_parts() -> None:

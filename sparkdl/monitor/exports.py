@@ -200,14 +200,14 @@ def _join(thread: threading.Thread) -> None:
         raise TimeoutError(f"it has not ended after {_CLOSE_S:g} s")
 
 
-class _Handler(WSGIRequestHandler):
+class _MetricsHandler(WSGIRequestHandler):
     timeout = _CONNECTION_S
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _MetricsServer(ThreadingMixIn, WSGIServer):
     """Answers each connection in a thread; when there are too many, the oldest ends."""
 
     daemon_threads = True
@@ -256,7 +256,9 @@ class Endpoint:
         registry = CollectorRegistry()
         registry.register(self)
         try:
-            self._server = make_server(LOOPBACK, port, make_wsgi_app(registry), _Server, _Handler)
+            self._server = make_server(
+                LOOPBACK, port, make_wsgi_app(registry), _MetricsServer, _MetricsHandler
+            )
         except OSError as error:
             raise ParamError(
                 f"port of the Monitor is {port}, at which nothing can listen: {error}. Choose another one, or 0."

@@ -427,6 +427,31 @@ def check_blocks_are_timed_and_cut_alike_on_all_ranks() -> None:
     assert all(other == costs for other in everywhere)
 
 
+class Detached(nn.Linear):
+    """Block whose gradients end at its input."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.detach() + torch.tanh(super().forward(rows.detach()))
+
+
+def check_stages_without_gradients_of_their_input_are_refused_where_the_backward_pass_is_split() -> None:
+    alone, _ = dist.new_subgroups(1)
+    rows = torch.ones(4, 8)
+
+    def step(schedule: str) -> Tensor:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), Detached(8, 8))
+        stages = cut(model, alone, schedule=schedule)
+        return Pipeline(stages, alone, schedule=schedule, microbatches=4, loss=F.mse_loss).step(
+            rows, target=rows
+        )
+
+    with pytest.raises(
+        ParamError, match="No gradient reaches the input of a pipeline stage: a block detaches"
+    ):
+        step("zbv")
+    assert step("looped-bfs") > 0
+
+
 def check_what_cannot_be_cut_is_refused() -> None:
     group = dist.group.WORLD
     repeated = untied()

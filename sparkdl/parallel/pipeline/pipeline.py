@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.utils._pytree import tree_leaves
 
 from sparkdl.errors import ParamError
 from sparkdl.parallel.parallelism import SCHEDULES, check_sharded_schedule
@@ -26,16 +27,47 @@ if TYPE_CHECKING:
 
 
 class _Stage(PipelineStage):
-    """Stage that calls a function before its first microbatch."""
+    """Stage that calls a function before its first microbatch, and is then checked if its backward pass is split."""
 
     on_first_microbatch: Callable[[], None] | None = None
+    splits_backward = False
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         # Torch calls this for microbatches alone, and the module itself to learn shapes.
+        is_first = self.on_first_microbatch is not None
         if self.on_first_microbatch is not None:
             self.on_first_microbatch()
             self.on_first_microbatch = None
-        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
+        output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]  # of torch
+        if is_first and self.splits_backward:
+            _check_path(args, output)
+        return output
+
+
+def _check_path(inputs: Sequence[Any], output: Any) -> None:
+    """Check that a stage's output depends on its inputs, from which torch finds the weights whose gradients wait.
+
+    Raises:
+        ParamError: if no gradient reaches the inputs. Weights before the cut would get wrong gradients, or none.
+    """
+    leaves = {id(value) for value in inputs if isinstance(value, Tensor) and value.requires_grad}
+    outputs = [value for value in tree_leaves(output) if isinstance(value, Tensor)]
+    nodes: list[Any] = [value.grad_fn for value in outputs if value.grad_fn is not None]
+    if not leaves or not nodes:
+        return
+    seen: set[Any] = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if id(getattr(node, "variable", None)) in leaves:
+            return
+        following = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= following
+        nodes += following
+    others = [name for name, kind in SCHEDULES.items() if not kind.splits_backward]
+    raise ParamError(
+        "No gradient reaches the input of a pipeline stage: a block detaches what it gets, or runs under no_grad. A "
+        f"schedule that splits the backward pass computes wrong gradients for it. Use one of {', '.join(others)}."
+    )
 
 
 class _Trial:
@@ -140,6 +172,8 @@ class Pipeline:
             _Stage(stage, number, num_stages, self._device, group=group)
             for stage, number in zip(stages, numbers, strict=True)
         ]
+        for stage in wrapped:
+            stage.splits_backward = kind.splits_backward
         self._wrapped, self._is_tried = wrapped, False
         self._shapes: list[tuple[int, ...]] | None = None
         verification = Verification(None, group, verify, dimension="pipeline")

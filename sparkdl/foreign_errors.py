@@ -306,6 +306,11 @@ def _convert_errors(
         raise convert(error) from error
 
 
+def as_utf8(text: str) -> str:
+    """Return a text that the native core takes: errors may hold lone surrogates, such as those of file names."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def errors_as(
     kind: type[SparkdlError], what: str, advice: str = "", *, of: type[Exception] = Exception
 ) -> AbstractContextManager[None]:

@@ -260,7 +260,7 @@ def _load_value(rank: int, file: IO[bytes]) -> Any:
     what = f"The value that rank {rank} returned cannot be loaded on the driver"
     remedy = "Install there what its classes need, or return numbers, arrays and tensors on the CPU."
     with errors_as(SerializationError, what, remedy):
-        return pickle.load(file)  # noqa: S301 - as its caller says
+        return pickle.load(file)  # noqa: S301 - the bytes came through Spark's own channels, or from our process
 
 
 def collect(

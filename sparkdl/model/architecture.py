@@ -254,7 +254,7 @@ class _StructureUnpickler(pickle.Unpickler):
                 self._made[name] = nn.Parameter(tensor, requires_grad=requires_grad)
             else:
                 self._made[name] = tensor.requires_grad_(requires_grad)
-            vars(self._made[name]).update(attributes)  # such as one by which an optimizer's groups are made
+            vars(self._made[name]).update(attributes)  # optimizer factories may read them to make groups
         return self._made[name]
 
 

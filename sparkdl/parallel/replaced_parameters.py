@@ -43,7 +43,7 @@ def tie_again(module: nn.Module, tied: Sequence[Sequence[str]]) -> None:
 def noting_replaced_parameters(module: nn.Module, by: str) -> Iterator[None]:
     """Remember the parameters that the code within replaces, if anything still refers to them afterwards.
 
-    New parameters get the attributes that the replaced ones had, such as one by which an optimizer's groups are made.
+    New parameters get the attributes of those that they replace. Optimizer factories may read these to make groups.
 
     Args:
         module: module whose parameters may be replaced.

@@ -20,6 +20,7 @@ from sparkdl.collective.native.ring_connections import connect_rings
 from sparkdl.collective.native.segment import SegmentError, open_segment
 from sparkdl.collective.telemetry.stalls import stall_fd, watch_native
 from sparkdl.errors import CommunicatorError, TransportUnavailableError
+from sparkdl.foreign_errors import as_utf8
 from sparkdl.rendezvous.addresses import LOOPBACK
 from sparkdl.rendezvous.store import Rendezvous
 from sparkdl.topology import Topology, number_hosts
@@ -124,8 +125,7 @@ class NativeCommunicator(Communicator):
 
     def abort(self, reason: str) -> None:
         """See the contract."""
-        # The texts of a program's errors may have lone surrogates, such as those of file names; UTF-8 has none.
-        reason = reason.encode(errors="backslashreplace").decode()
+        reason = as_utf8(reason)
         self._core.abort(reason)
         self._messages.abort(reason)
 

@@ -19,6 +19,7 @@ from sparkdl._native import NcclOperation
 from sparkdl.collective.buffers import item_bytes
 from sparkdl.collective.watch import Watch
 from sparkdl.errors import CommunicatorError, ParamError
+from sparkdl.foreign_errors import as_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,7 +268,7 @@ class NcclGroup(AbstractContextManager["NcclGroup"]):
 
     def abort(self, reason: str) -> None:
         """Make every operation fail with ``reason``, on this rank and on all others; returns at once."""
-        reason = reason.encode(errors="backslashreplace").decode()  # as the communicator does
+        reason = as_utf8(reason)
         self._core.abort(f"rank {self.rank} aborted: {reason}")
         self.communicator.abort(reason)
 
